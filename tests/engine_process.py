@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 
+from tests.capture import no_host_sync
+
 
 class Recorder:
     """Every block that was drafted, with the context it was drafted from."""
@@ -35,11 +37,18 @@ class Recorder:
             self._record = self._record_v2
         self._propose = self._proposer.propose
         self._proposer.propose = self.propose
+        self._draft = self._proposer.model.draft
+        self._proposer.model.draft = self.draft
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         drafts = self._propose(*args, **kwargs)
         self._record(drafts, args, kwargs)
         return drafts
+
+    def draft(self, *args: Any) -> torch.Tensor:
+        """The draft step, under a guard that refuses what no CUDA graph could hold."""
+        with no_host_sync():
+            return self._draft(*args)
 
     def _record_v1(self, drafts: torch.Tensor, args: Any, kwargs: Any) -> None:
         metadata = kwargs["common_attn_metadata"]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything runs in .venv, which `make` sets up on a fresh machine.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export VLLM_CPU_KVCACHE_SPACE ?= 1
+# A machine without a hub must not wait for one.
+export HF_HUB_OFFLINE ?= 1
+export VLLM_NO_USAGE_STATS ?= 1
+
+.PHONY: help setup demo test test-all lint seams clean
+
+help:
+	@echo "make demo      serve the small pair with and without Domino, and compare"
+	@echo "make test      set up and run the tests (about 15 minutes on 2 cores)"
+	@echo "make test-all  the tests, and the seams against the next vLLM's source"
+	@echo "make lint      ruff and mypy"
+	@echo "make seams     check the table of seams against vLLM 0.33's source"
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[cpu,dev]'
+	$(BIN)/vllm-domino mend
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/vllm-domino demo pairs/bytes4/target \
+	  --speculative-config configs/demo.json --prompts pairs/bytes4/prompts.json \
+	  --dtype float32 --max-model-len 1024 --enforce-eager
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+VLLM_NEXT := 0.33.0
+NEXT := .cache/vllm-$(VLLM_NEXT)
+
+$(NEXT)/vllm/__init__.py: | $(READY)
+	mkdir -p $(NEXT)
+	$(BIN)/pip download -q --no-deps -d $(NEXT) vllm==$(VLLM_NEXT)
+	cd $(NEXT) && $(CURDIR)/$(BIN)/python -m zipfile -e vllm-*.whl . && rm vllm-*.whl
+
+seams: $(NEXT)/vllm/__init__.py
+	$(BIN)/python -m pytest tests/test_seams.py --vllm-source $(NEXT)/vllm
+
+test-all: $(NEXT)/vllm/__init__.py
+	$(BIN)/python -m pytest --vllm-source $(NEXT)/vllm
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the test run, and variables that vLLM must see before it is imported."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+# No test needs a hub, and none should wait for one.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vllm-source",
+        type=Path,
+        action="append",
+        default=[],
+        help="Another vLLM package folder to check the seams against (repeatable).",
+    )

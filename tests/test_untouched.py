@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who does not ask for Domino gets the same with us installed as without."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drafts import plain_dflash_draft
+from tests.engines import BYTES4, run_engine
+from tests.environments import make_environment
+
+pytestmark = pytest.mark.engine
+
+MAX_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def without_us(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_environment(tmp_path_factory.mktemp("without") / "venv"))
+
+
+@pytest.fixture(scope="module")
+def speculative_configs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, dict[str, Any] | None]:
+    folder: Path = tmp_path_factory.mktemp("dflash") / "draft"
+    dflash = plain_dflash_draft(BYTES4.draft, folder)
+    return {
+        "dflash": {
+            "method": "dflash",
+            "model": str(dflash),
+            "num_speculative_tokens": 7,
+        },
+        "ngram": {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 3,
+        },
+        "none": None,
+    }
+
+
+@pytest.mark.parametrize("method", ["dflash", "ngram", "none"])
+def test_other_methods_are_the_same_with_and_without_us(
+    method: str,
+    speculative_configs: dict[str, dict[str, Any] | None],
+    without_us: str,
+) -> None:
+    job = {
+        "target": str(BYTES4.target),
+        "speculative_config": speculative_configs[method],
+        "batches": [BYTES4.prompts],
+        "max_tokens": MAX_TOKENS,
+    }
+    with_us = run_engine(job, "v1")
+    without = run_engine(job, "v1", python=without_us)
+    # Outputs, vLLM's counters and the proposer's class.
+    assert with_us == without
+    golden = [output[:MAX_TOKENS] for output in BYTES4.golden["outputs"]]
+    assert with_us["batches"] == [golden]
+    if method == "dflash":
+        assert with_us["proposer"] == "vllm.v1.spec_decode.dflash.DFlashProposer"
+        assert with_us["counters"]["num_drafts"] > 0
