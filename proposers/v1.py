@@ -19,6 +19,8 @@ from vllm_domino.config import DraftConfig
 
 
 class DominoProposer(DFlashProposer):
+    num_speculative_tokens: int
+
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any = None
     ) -> None:

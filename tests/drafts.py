@@ -69,7 +69,9 @@ def _save_sharded(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         "model-00002-of-00002.safetensors": names[1::2],
     }
     for file, held in shards.items():
-        save_file({n: tensors[n] for n in held}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {n: tensors[n] for n in held}, folder / file, metadata={"format": "pt"}
+        )
     index = {
         "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
         "weight_map": {n: file for file, held in shards.items() for n in held},

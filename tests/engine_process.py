@@ -121,7 +121,9 @@ def run(job: dict[str, Any], result_path: Path) -> dict[str, Any]:
         "enable_prefix_caching": False,
     } | job.get("engine", {})
     llm = LLM(
-        model=job["target"], speculative_config=job.get("speculative_config"), **settings
+        model=job["target"],
+        speculative_config=job.get("speculative_config"),
+        **settings,
     )
     recorder = None
     if job.get("record"):

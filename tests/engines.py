@@ -80,7 +80,13 @@ def start_engine(
     folder = Path(tempfile.mkdtemp(prefix="vllm-domino-"))
     (folder / "job.json").write_text(json.dumps(job))
     process = subprocess.run(
-        [python, "-m", "tests.engine_process", folder / "job.json", folder / "out.json"],
+        [
+            python,
+            "-m",
+            "tests.engine_process",
+            folder / "job.json",
+            folder / "out.json",
+        ],
         env=environment(runner) | (env or {}),
         cwd=ROOT,
         timeout=TIMEOUT_S,

@@ -52,7 +52,9 @@ class Reference:
         features = torch.cat(
             [hidden[i + 1][0] for i in self.head["target_layer_ids"]], dim=-1
         )
-        features = self._norm(F.linear(features, self.weights["fc.weight"]), "hidden_norm")
+        features = self._norm(
+            F.linear(features, self.weights["fc.weight"]), "hidden_norm"
+        )
         shift = self.head["shift_label"]
         num_masks = num_drafts - 1 if shift else num_drafts
         block = [bonus] + [self.head["mask_token_id"]] * num_masks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trained pairs in both runners: outputs, every draft and vLLM's counters are golden."""
+"""Trained pairs in both runners: outputs, drafts and vLLM's counters are golden."""
 
 from typing import Any
 
@@ -44,9 +44,7 @@ def test_every_drafted_block_is_the_golden_one(
     result: dict[str, Any], pair: Pair
 ) -> None:
     golden = {(s["prompt"], s["context"]): s for s in pair.golden["steps"]}
-    verified = [
-        b for b in result["blocks"] if (b["request"], b["context"]) in golden
-    ]
+    verified = [b for b in result["blocks"] if (b["request"], b["context"]) in golden]
     # Each golden step is drafted once; what else is drafted follows a request's end.
     assert len(verified) == len(golden)
     for block in verified:

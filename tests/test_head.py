@@ -94,8 +94,8 @@ def test_bfloat16_drafts_mostly_agree_with_float32() -> None:
     head, table = make_head(prefix=1)
     hidden, base, bonus = make_block(64, 4)
     exact = rollout(head, hidden, base, bonus, table)
-    low = (x.bfloat16() for x in (hidden, base))
-    rounded = rollout(head.bfloat16(), *low, bonus, table.bfloat16())
+    hidden, base = hidden.bfloat16(), base.bfloat16()
+    rounded = rollout(head.bfloat16(), hidden, base, bonus, table.bfloat16())
     assert (exact == rounded).float().mean() > 0.9
 
 
@@ -116,9 +116,9 @@ def test_pick_chooses_from_the_corrected_logits() -> None:
 
 def test_a_cuda_graph_could_capture_the_rollout() -> None:
     head, table = make_head(prefix=1)
-    block = make_block(3, 4)
+    hidden, base, bonus = make_block(3, 4)
     with no_host_sync():
-        rollout(head, *block, table)
+        rollout(head, hidden, base, bonus, table)
 
 
 @pytest.mark.parametrize(

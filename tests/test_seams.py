@@ -145,6 +145,10 @@ def test_a_vllm_with_a_renamed_seam_refuses_domino_and_serves_all_else(
     last_line = process.stderr.strip().splitlines()[-1]
     assert "IncompatibleVllmError: vllm-domino fits vLLM 0.32 and 0.33" in last_line
     assert "vllm.v1.worker.gpu_model_runner.DFlashProposer is gone" in last_line
-    plain = {"target": str(BYTES4.target), "batches": [BYTES4.prompts], "max_tokens": 16}
+    plain = {
+        "target": str(BYTES4.target),
+        "batches": [BYTES4.prompts],
+        "max_tokens": 16,
+    }
     outputs = run_engine(plain, "v1", str(python))["batches"][0]
     assert outputs == [output[:16] for output in BYTES4.golden["outputs"]]

@@ -55,7 +55,7 @@ def demo(
 
 @app.command()
 def mend() -> None:
-    """Mend what a fresh CPU install of vLLM gets wrong: run it once, after installing."""
+    """Mend what a fresh CPU install of vLLM gets wrong; run it once."""
     from vllm_domino.mend import mend as mend_environment
 
     done = list(mend_environment())

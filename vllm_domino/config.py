@@ -7,6 +7,7 @@ SpecForge's (``DominoDraftModel``).
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Self
 
 from pydantic import (
@@ -86,7 +87,7 @@ class DraftConfig(BaseModel):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         ids = self.target_layer_ids
-        if ids[0] < 0 or any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+        if ids[0] < 0 or any(a >= b for a, b in pairwise(ids)):
             raise ValueError(
                 f"dflash_config.target_layer_ids is {list(ids)}; expected layer "
                 "numbers from 0 up, rising and none twice"

@@ -65,7 +65,7 @@ def domino_request(engine_args: Any) -> Request | None:
         return None
     if method not in _DOMINO_METHODS:
         raise DraftConfigError(
-            f'speculative_config.method is {method!r}, but {model} is a Domino draft. '
+            f"speculative_config.method is {method!r}, but {model} is a Domino draft. "
             'Set "method": "domino", or leave it out.'
         )
     return Request(settings, raw)

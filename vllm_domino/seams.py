@@ -101,9 +101,9 @@ def _patch_v2_speculator(module: ModuleType) -> None:
     original = module.init_speculator
 
     @wraps(original)
-    def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         if not drafts_with_domino(vllm_config):
-            return original(vllm_config, device, *args, **kwargs)
+            return original(vllm_config, device, req_states)
         from vllm_domino.proposers.v2 import DominoSpeculator
 
         return DominoSpeculator(vllm_config, device)
@@ -180,6 +180,7 @@ SEAMS = (
         "vllm.v1.worker.gpu.model_runner",
         "init_speculator",
         "the V2 runner builds its speculator by this name",
+        ("vllm_config", "device", "req_states"),
         patch=_patch_v2_speculator,
     ),
     Seam(

@@ -93,7 +93,10 @@ class VllmServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.is_ready():
             if time.monotonic() > deadline:
-                raise ServerError(f"vllm serve was not up after {START_TIMEOUT_S:.0f} s")
+                raise ServerError(
+                    f"vllm serve was not up after {START_TIMEOUT_S:.0f} s; its log is "
+                    f"{self.log}"
+                )
             time.sleep(_POLL_S)
 
     def spec_decode_counters(self) -> dict[str, float]:
