@@ -91,6 +91,15 @@ def _installed() -> Path:
     return Path(spec.origin).parent
 
 
+def _copy_seams(root: Path) -> None:
+    """A folder with the source files that the table names, and no others."""
+    for module in {seam.module for seam in seams.SEAMS}:
+        source = seams.source_file(_installed(), module)
+        copy = root / source.relative_to(_installed())
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
+
+
 def test_every_seam_holds(request: pytest.FixtureRequest) -> None:
     for root in (_installed(), *request.config.getoption("--vllm-source")):
         assert (root / "engine").is_dir(), f"{root} is not a vllm package"
@@ -100,12 +109,9 @@ def test_every_seam_holds(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.name)
 def test_a_renamed_seam_is_named(seam: seams.Seam, tmp_path: Path) -> None:
     root = tmp_path / "vllm"
-    for module in {s.module for s in seams.SEAMS}:
-        path = Path(*module.split(".")[1:]).with_suffix(".py")
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(_installed() / path, root / path)
+    _copy_seams(root)
     assert seams.differences(root) == []
-    changed = root.joinpath(*seam.module.split(".")[1:]).with_suffix(".py")
+    changed = seams.source_file(root, seam.module)
     last = seam.name.split(".")[-1]
     changed.write_text(changed.read_text().replace(last, f"{last}_renamed"))
     found = seams.differences(root)
@@ -116,10 +122,7 @@ def test_a_renamed_seam_is_named(seam: seams.Seam, tmp_path: Path) -> None:
 
 def test_other_parameters_are_named(tmp_path: Path) -> None:
     root = tmp_path / "vllm"
-    for module in {s.module for s in seams.SEAMS}:
-        path = Path(*module.split(".")[1:]).with_suffix(".py")
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(_installed() / path, root / path)
+    _copy_seams(root)
     changed = root / "v1/spec_decode/dflash.py"
     changed.write_text(changed.read_text().replace("next_token_ids:", "next_ids:"))
     (phrase,) = seams.differences(root)

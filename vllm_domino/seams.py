@@ -180,8 +180,13 @@ SEAMS = (
         "vllm.v1.worker.gpu.model_runner",
         "init_speculator",
         "the V2 runner builds its speculator by this name",
-        ("vllm_config", "device", "req_states"),
         patch=_patch_v2_speculator,
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.spec_decode",
+        "init_speculator",
+        "where that name is defined",
+        ("vllm_config", "device", "req_states"),
     ),
     Seam(
         "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
@@ -282,10 +287,15 @@ def differences(root: Path | None = None) -> list[str]:
     return [phrase for seam in SEAMS if (phrase := _difference(seam, root))]
 
 
+def source_file(root: Path, module: str) -> Path:
+    """Where a module of the ``vllm`` package in ``root`` has its source."""
+    path = root.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def _difference(seam: Seam, root: Path) -> str | None:
     where = f"{seam.module}.{seam.name}"
-    path = root.joinpath(*seam.module.split(".")[1:])
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    source = source_file(root, seam.module)
     if not source.is_file():
         return f"{where} is gone with its module ({seam.why})"
     node: ast.AST | None = ast.parse(source.read_text(encoding="utf-8"))
