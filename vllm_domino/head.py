@@ -42,18 +42,24 @@ def greedy(position: int, logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-class DominoHead(nn.Module):
-    """The trained weights of the correction, and one step of it.
+class HeadSteps:
+    """The correction's steps, for whatever module holds the head's weights.
 
-    Args:
-        shape: Sizes of the tensors.
+    Checkpoints keep ``prefix_gru`` and ``embed_proj`` at the top, beside the backbone,
+    so the Transformers model holds them itself; in vLLM a ``DominoHead`` does.
+
+    Attributes:
+        prefix_gru: One layer, no bias, H -> G.
+        embed_proj: Linear(H + G -> E), SiLU, Linear(E -> V), no biases.
         pure_draft_prefix_len: How many leading drafts keep their base logits.
     """
 
-    def __init__(self, shape: HeadShape, pure_draft_prefix_len: int) -> None:
-        super().__init__()
-        self.shape = shape
-        self.pure_draft_prefix_len = pure_draft_prefix_len
+    prefix_gru: nn.GRU
+    embed_proj: nn.Sequential
+    pure_draft_prefix_len: int
+
+    def make_head(self, shape: HeadShape) -> None:
+        """Creates the weights; call it in the module's ``__init__``."""
         hidden, gru, bottleneck, vocab = shape
         self.prefix_gru = nn.GRU(hidden, gru, bias=False, batch_first=True)
         self.embed_proj = nn.Sequential(
@@ -64,7 +70,7 @@ class DominoHead(nn.Module):
 
     def initial_state(self, embedding: torch.Tensor) -> torch.Tensor:
         """The GRU state (B, G) after the bonus token's embedding (B, H)."""
-        zeros = embedding.new_zeros(embedding.shape[0], self.shape.gru_hidden_dim)
+        zeros = embedding.new_zeros(embedding.shape[0], self.prefix_gru.hidden_size)
         return self.advance(embedding, zeros)
 
     def advance(self, embedding: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -85,17 +91,37 @@ class DominoHead(nn.Module):
         """
         return F.linear(hidden, self.embed_proj[0].weight[:, : hidden.shape[-1]])
 
+    def bottleneck(
+        self, projected_hidden: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        """silu(W1 [z ; h]): (..., E), (..., G) -> (..., E)."""
+        state_weight = self.embed_proj[0].weight[:, self.prefix_gru.input_size :]
+        return F.silu(projected_hidden + F.linear(state, state_weight))
+
     def correction(
         self, projected_hidden: torch.Tensor, state: torch.Tensor
     ) -> torch.Tensor:
         """What is added to the base logits: (B, E), (B, G) -> (B, V)."""
-        state_weight = self.embed_proj[0].weight[:, self.shape.hidden_size :]
-        bottleneck = F.silu(projected_hidden + F.linear(state, state_weight))
-        return F.linear(bottleneck, self.embed_proj[2].weight)
+        inner = self.bottleneck(projected_hidden, state)
+        return F.linear(inner, self.embed_proj[2].weight)
+
+
+class DominoHead(HeadSteps, nn.Module):
+    """A module that holds the head's weights and nothing else.
+
+    Args:
+        shape: Sizes of the tensors.
+        pure_draft_prefix_len: How many leading drafts keep their base logits.
+    """
+
+    def __init__(self, shape: HeadShape, pure_draft_prefix_len: int) -> None:
+        super().__init__()
+        self.pure_draft_prefix_len = pure_draft_prefix_len
+        self.make_head(shape)
 
 
 def rollout(
-    head: DominoHead,
+    head: HeadSteps,
     hidden: torch.Tensor,
     base_logits: torch.Tensor,
     bonus: torch.Tensor,
