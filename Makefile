@@ -12,10 +12,11 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
-.PHONY: help setup demo test test-all lint seams clean
+.PHONY: help setup demo demo-pair test test-all lint seams clean
 
 help:
 	@echo "make demo      serve the small pair with and without Domino, and compare"
+	@echo "make demo-pair train that pair anew and measure its drafts (about 30 minutes)"
 	@echo "make test      set up and run the tests (about 15 minutes on 2 cores)"
 	@echo "make test-all  the tests, and the seams against the next vLLM's source"
 	@echo "make lint      ruff and mypy"
@@ -25,14 +26,17 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -e '.[cpu,dev]'
+	$(BIN)/pip install -q -e '.[cpu,train,dev]'
 	$(BIN)/vllm-domino mend
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/vllm-domino demo pairs/bytes4/target \
-	  --speculative-config configs/demo.json --prompts pairs/bytes4/prompts.json \
+	$(BIN)/vllm-domino demo pairs/demo/target \
+	  --speculative-config configs/demo.json --prompts pairs/demo/prompts.json \
 	  --dtype float32 --max-model-len 1024 --enforce-eager
+
+demo-pair: $(READY)
+	$(BIN)/python pairs/make_demo_pair.py pairs/demo --study docs/demo-pair
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -131,7 +131,10 @@ def run(job: dict[str, Any], result_path: Path) -> dict[str, Any]:
         if job.get("record_hidden"):
             recorder.watch_layers()
     sampling = SamplingParams(
-        temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
+        temperature=job.get("temperature", 0.0),
+        max_tokens=job["max_tokens"],
+        ignore_eos=True,
+        detokenize=False,
     )
     batches = []
     for prompts in job["batches"]:

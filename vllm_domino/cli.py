@@ -37,7 +37,7 @@ def demo(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="JSON list of prompts: texts, or lists of token ids.",
+            help="JSON list of prompts: texts, token ids, or chat messages.",
         ),
     ],
 ) -> None:

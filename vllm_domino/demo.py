@@ -110,15 +110,30 @@ def _wait(console: Console, sides: list[Side]) -> None:
 def _stream(console: Console, side: Side, target: str, prompt: Any) -> None:
     """Prints the first answer as its tokens come."""
     console.print("[bold]The first answer, streamed:[/]")
-    for chunk in side.client.completions.create(
-        model=target,
-        prompt=prompt,
-        max_tokens=MAX_TOKENS,
-        temperature=0,
-        stream=True,
-    ):
-        console.print(chunk.choices[0].text, end="", markup=False, highlight=False)
+    if _is_chat(prompt):
+        console.print(f"user: {prompt[-1]['content']}", style="bold", markup=False)
+    for chunk in _create(side.client, target, prompt, stream=True):
+        choice = chunk.choices[0]
+        text = choice.delta.content if _is_chat(prompt) else choice.text
+        console.print(text or "", end="", markup=False, highlight=False)
     console.print("\n")
+
+
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages, not a text or token ids."""
+    return isinstance(prompt, list) and isinstance(prompt[0], dict)
+
+
+def _create(client: OpenAI, target: str, prompt: Any, stream: bool) -> Any:
+    settings: dict[str, Any] = {
+        "model": target,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": stream,
+    }
+    if _is_chat(prompt):
+        return client.chat.completions.create(messages=prompt, **settings)
+    return client.completions.create(prompt=prompt, **settings)
 
 
 def _ask(
@@ -129,10 +144,10 @@ def _ask(
     asked = prompts if at_once > 1 else prompts[: max(1, len(prompts) // 4)]
 
     def ask(prompt: Any) -> tuple[str, int]:
-        answer = client.completions.create(
-            model=target, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0
-        )
-        return answer.choices[0].text, answer.usage.completion_tokens
+        answer = _create(client, target, prompt, stream=False)
+        choice = answer.choices[0]
+        text = choice.message.content if _is_chat(prompt) else choice.text
+        return text or "", answer.usage.completion_tokens
 
     start = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:

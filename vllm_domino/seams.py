@@ -89,6 +89,7 @@ def _patch_v1_proposer(module: ModuleType) -> None:
                 return original(vllm_config, device, runner)
             from vllm_domino.proposers.v1 import DominoProposer
 
+            _mend_cpu_sampling(device)
             return DominoProposer(vllm_config, device, runner)
 
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -109,6 +110,23 @@ def _patch_v2_speculator(module: ModuleType) -> None:
         return DominoSpeculator(vllm_config, device)
 
     module.init_speculator = init_speculator  # type: ignore[attr-defined]
+
+
+def _mend_cpu_sampling(device: Any) -> None:
+    """In an engine that drafts with Domino, and only where the fault is there."""
+    if device.type != "cpu":
+        return
+    from vllm.v1.sample import rejection_sampler
+
+    from vllm_domino import cpu_sampling
+
+    if cpu_sampling.is_right(rejection_sampler.expand_batch_to_tokens):
+        return
+    rejection_sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
+    logger.info(
+        "Domino: this vLLM's CPU path verifies sampled drafts against uninitialised "
+        "temperatures; mended for this engine."
+    )
 
 
 SEAMS = (
@@ -175,6 +193,12 @@ SEAMS = (
         "SpecDecodeBaseProposer._sample_draft_tokens",
         "picks the drafts from the block's hidden states",
         ("self", "hidden_states", "sampling_metadata"),
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler",
+        "expand_batch_to_tokens",
+        "wrong on a CPU; replaced there while Domino drafts",
+        ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
     ),
     Seam(
         "vllm.v1.worker.gpu.model_runner",

@@ -84,6 +84,7 @@ class Trainer:
             recipe.output.mkdir(parents=True, exist_ok=True)
         self._start(resume)
         self.accelerator.init_trackers("tensorboard")
+        self._announce()
         with self._progress() as (progress, task):
             while self.step < recipe.steps:
                 started = time.perf_counter()
@@ -99,6 +100,16 @@ class Trainer:
 
             plot_run(recipe.output / METRICS_FILE, recipe.output / "run.png")
         return draft
+
+    def _announce(self) -> None:
+        """What is about to happen, in a few lines."""
+        accelerator, data, recipe = self.accelerator, self.data, self.recipe
+        accelerator.print(
+            f"{len(data.documents)} documents, {data.num_truncated} of them cut at "
+            f"{recipe.sequence_length} tokens; {recipe.steps} steps of "
+            f"{recipe.batch_size * recipe.accumulation * accelerator.num_processes} "
+            f"packs; processes: {accelerator.num_processes}"
+        )
 
     def _optimise(self) -> Losses:
         """One optimiser step over ``accumulation`` micro-batches a process."""
