@@ -18,7 +18,7 @@ help:
 	@echo "make demo      serve the small pair with and without Domino, and compare"
 	@echo "make demo-pair train that pair anew and measure its drafts (about 30 minutes)"
 	@echo "make test      set up and run the tests (about 15 minutes on 2 cores)"
-	@echo "make test-all  the tests, and the seams against the next vLLM's source"
+	@echo "make test-all  the long statistics too, and vLLM 0.33's seams; log in .cache"
 	@echo "make lint      ruff and mypy"
 	@echo "make seams     check the table of seams against vLLM 0.33's source"
 
@@ -39,7 +39,7 @@ demo-pair: $(READY)
 	$(BIN)/python pairs/make_demo_pair.py pairs/demo --study docs/demo-pair
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -58,7 +58,8 @@ seams: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest tests/test_seams.py --vllm-source $(NEXT)/vllm
 
 test-all: $(NEXT)/vllm/__init__.py
-	$(BIN)/python -m pytest --vllm-source $(NEXT)/vllm
+	$(BIN)/python -m pytest -v -rP --durations=20 --vllm-source $(NEXT)/vllm \
+	  > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

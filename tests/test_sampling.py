@@ -6,24 +6,12 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from tests.engines import BYTES4, domino_job, run_engine
+from tests.statistics import SMALLEST_P, p_value
 from vllm_domino.cpu_sampling import expand_batch_to_tokens, is_right
 
 TEMPERATURE = 0.8
 DRAWS = 1500
-LEAST_EXPECTED = 5  # draws a cell must expect; rarer tokens share one
-SMALLEST_P = 0.001
 PROMPT = 1  # of those whose second token is least certain
-
-
-def p_value(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """Chi-square goodness of fit of counts (V,) to probabilities (V,)."""
-    expected = probabilities * observed.sum()
-    common = expected >= LEAST_EXPECTED
-    cells = torch.cat([observed[common], observed[~common].sum()[None]])
-    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
-    statistic = ((cells - wanted) ** 2 / wanted).sum()
-    freedom = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 @torch.no_grad()

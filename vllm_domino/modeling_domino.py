@@ -9,7 +9,7 @@ Attention goes through Transformers' own switch, so ``attn_implementation`` may 
 "eager", "sdpa", "flash_attention_2" or "flex_attention"; "xformers" is registered here.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     Cache,
+    GenerationConfig,
     PreTrainedModel,
     Qwen3Config,
 )
@@ -34,6 +35,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from vllm_domino.config import DOMINO_PROJECTOR, DraftConfig
 from vllm_domino.errors import CheckpointError
 from vllm_domino.head import HeadShape, HeadSteps
+
+if TYPE_CHECKING:
+    from vllm_domino.generation import SpecGenerateOutput
 
 # Names on disk; what tells Domino from plain DFlash is dflash_config.projector_type.
 RELEASED_ARCHITECTURE = "DFlashDraftModel"
@@ -276,6 +280,52 @@ class DominoDraftModel(HeadSteps, PreTrainedModel):
             if output_hidden_states:
                 outputs.append(rows)
         return self.norm(rows), tuple(outputs)
+
+    def spec_generate(
+        self,
+        target: PreTrainedModel,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        streamer: Any = None,
+        num_speculative_tokens: int | None = None,
+        **generate_kwargs: Any,
+    ) -> "SpecGenerateOutput":
+        """Generates with ``target``, this model drafting; batched and lossless.
+
+        Args:
+            target: Any causal LM with full attention that returns hidden states.
+            input_ids: (B, L) prompts, padded on the left.
+            attention_mask: (B, L) 0 where there is padding.
+            generation_config: As for ``generate``; the target's own if not given.
+            streamer: Gets tokens as they are accepted; for one row.
+            num_speculative_tokens: Drafts a round; those trained for if not given.
+            **generate_kwargs: Changes to the generation config: ``max_new_tokens``,
+                ``do_sample``, ``temperature``, ``top_p``, ``repetition_penalty``, ...
+
+        Returns:
+            ``sequences``, ``acceptance_lengths`` and ``seconds``.
+
+        Raises:
+            GenerationError: What is asked for cannot be served; says what can.
+
+        Example:
+            >>> draft = DominoDraftModel.from_pretrained(path)
+            >>> draft.spec_generate(target, **tokenizer(text), max_new_tokens=64)
+        """
+        from vllm_domino.generation import spec_generate
+
+        output: SpecGenerateOutput = spec_generate(
+            self,
+            target,
+            input_ids,
+            attention_mask,
+            generation_config,
+            streamer,
+            num_speculative_tokens,
+            **generate_kwargs,
+        )
+        return output
 
 
 def xformers_attention(
