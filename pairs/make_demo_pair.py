@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -295,6 +296,39 @@ def _write_report(
     console.print("\n".join(lines))
 
 
+CARD = """\
+# The demo pair
+
+A small Qwen3 chat model (`target`), a Domino draft for it (`domino`) and a DFlash draft
+of the same budget (`dflash`), made by `make demo-pair` on two CPU cores. They show that
+everything works; they are no use for anything else.
+
+* **Trained on** {count} functions of the standard library of Python {version} (its
+  source, under the PSF licence), each as a chat: the module and the first line, then the
+  whole function. No other data. {held_out} functions were held out; `prompts.json` has
+  the first {shown} of them.
+* **Target**: 4 layers, width 256, 2.6 million parameters, BPE vocabulary of {vocab},
+  bfloat16.
+* **Drafts**: 2 layers that see target layers 0 and 2, trained on the target's greedy
+  answers to {prompts} of the prompts. Domino: block 8, `shift_label` true, 8 drafts.
+  DFlash: block 9, 8 drafts. Recipe: `configs/train/demo.yaml`.
+* **Serve it in float32**: `vllm serve pairs/demo/target --dtype float32
+  --speculative-config "$(cat configs/demo.json)"`.
+"""
+
+
+def write_card(output: Path, count: int) -> None:
+    card = CARD.format(
+        count=count,
+        version=sys.version.split()[0],
+        held_out=NUM_HELD_OUT,
+        shown=NUM_SHOWN,
+        vocab=VOCAB_SIZE,
+        prompts=NUM_PROMPTS,
+    )
+    (output / "README.md").write_text(card)
+
+
 def main(
     output: Annotated[Path, typer.Argument(help="Folder of the finished pair.")],
     work: Annotated[Path, typer.Option(help="Work folder.")] = Path(".cache/demo-pair"),
@@ -307,6 +341,11 @@ def main(
     random.Random(SEED).shuffle(pool)
     held_out, shown = pool[:NUM_HELD_OUT], pool[NUM_HELD_OUT:]
     console.print(f"{len(pool)} functions of Python {sys.version.split()[0]}")
+    started = time.monotonic()
+
+    def stage(name: str) -> None:
+        console.print(f"{name}: done after {(time.monotonic() - started) / 60:.1f} min")
+
     chats = [
         [{"role": "user", "content": ask}, {"role": "assistant", "content": source}]
         for ask, source in shown
@@ -314,6 +353,7 @@ def main(
     if not (work / "target").is_dir():
         tokenizer = make_tokenizer([f"{a}\n{b}" for a, b in shown], work / "tokenizer")
         train_target(chats, tokenizer, work / "target")
+    stage("target")
     answer_prompts(
         str(work / "target"),
         [chat[:1] for chat in chats[:NUM_PROMPTS]],
@@ -324,10 +364,13 @@ def main(
         seed=SEED,
         engine=ENGINE,
     )
+    stage("answers")
     train_draft(work, "domino")
+    stage("Domino draft")
     # The same data, steps and seed; one query row more, so as many drafts.
     dflash = {"projector": "none", "block_size": DRAFTS + 1, "shift_label": False}
     train_draft(work, "dflash", draft=dflash)
+    stage("DFlash draft")
     shutil.rmtree(output, ignore_errors=True)
     shutil.copytree(work / "target", output / "target")
     shutil.copytree(work / "domino" / "bf16", output / "domino")
@@ -335,6 +378,7 @@ def main(
     prompts = [[{"role": "user", "content": ask}] for ask, _ in held_out[:NUM_SHOWN]]
     (output / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n")
     shutil.copy(work / "domino" / METRICS_FILE, output / "domino" / METRICS_FILE)
+    write_card(output, len(pool))
     console.print(f"the pair is in {output}")
     if study_report is not None:
         study(work, [ask for ask, _ in held_out], study_report)

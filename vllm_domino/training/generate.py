@@ -82,9 +82,28 @@ def answer_prompts(
         console.print(f"{output}: {len(done)} answers are there, {len(waiting)} to go")
     if not waiting:
         return len(done)
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(model=target, seed=seed, **engine)
+    try:
+        _answer(llm, prompts, waiting, output, console, max_tokens, temperature, seed)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    return len(prompts)
+
+
+def _answer(
+    llm: Any,
+    prompts: list[Any],
+    waiting: list[int],
+    output: Path,
+    console: Console,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+) -> None:
+    from vllm import SamplingParams
+
     tokenizer = llm.get_tokenizer()
     progress = Progress(
         "answers",
@@ -94,7 +113,9 @@ def answer_prompts(
         console=console,
     )
     with progress, output.open("a", encoding="utf-8") as file:
-        task = progress.add_task("", total=len(prompts), completed=len(done))
+        task = progress.add_task(
+            "", total=len(prompts), completed=len(prompts) - len(waiting)
+        )
         for start in range(0, len(waiting), _BATCH):
             chosen = waiting[start : start + _BATCH]
             inputs = [
@@ -117,7 +138,6 @@ def answer_prompts(
             file.flush()
             os.fsync(file.fileno())
             progress.advance(task, len(chosen))
-    return len(prompts)
 
 
 def _encode(tokenizer: Any, prompt: Any) -> list[int]:
