@@ -304,9 +304,9 @@ of the same budget (`dflash`), made by `make demo-pair` on two CPU cores. They s
 everything works; they are no use for anything else.
 
 * **Trained on** {count} functions of the standard library of Python {version} (its
-  source, under the PSF licence), each as a chat: the module and the first line, then the
-  whole function. No other data. {held_out} functions were held out; `prompts.json` has
-  the first {shown} of them.
+  source, under the PSF licence), each as a chat: the module and the first line, then
+  the whole function. No other data. {held_out} functions were held out; `prompts.json`
+  has the first {shown} of them.
 * **Target**: 4 layers, width 256, 2.6 million parameters, BPE vocabulary of {vocab},
   bfloat16.
 * **Drafts**: 2 layers that see target layers 0 and 2, trained on the target's greedy

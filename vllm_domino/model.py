@@ -32,7 +32,7 @@ class DominoBackbone(DFlashQwen3Model):
         """Applies each layer's own k_norm: (L, tokens, kv_heads, head_dim) -> same.
 
         vLLM hands the kernel the weights of all layers at once; its CPU kernel then
-        uses layer 0's for all (vLLM 0.32 and 0.33).
+        uses layer 0's for all (vLLM 0.32).
         """
         normed = torch.empty_like(all_k)
         for layer, weight in enumerate(self._k_norm_weights):
