@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from tests.engines import BYTES4, domino_job, run_engine
+from tests.engines import PAIRS, Pair, domino_job, run_engine
 from vllm_domino.head import rollout
 from vllm_domino.modeling_domino import DominoDraftModel
 
@@ -19,28 +19,34 @@ MAX_TOKENS = 40
 PROMPT = 2
 
 
+@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: pair.folder.name)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    chosen: Pair = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "draft"
-    DominoDraftModel.from_pretrained(BYTES4.draft).save_pretrained(folder)
+    DominoDraftModel.from_pretrained(pair.draft).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def in_vllm(saved: Path) -> dict[str, Any]:
-    batches = [[BYTES4.prompts[PROMPT]]]
-    job = domino_job(BYTES4.target, saved, batches, MAX_TOKENS, record_hidden=True)
+def in_vllm(pair: Pair, saved: Path) -> dict[str, Any]:
+    batches = [[pair.prompts[PROMPT]]]
+    job = domino_job(pair.target, saved, batches, MAX_TOKENS, record_hidden=True)
     return run_engine(job, "v1")
 
 
 @torch.no_grad()
 def test_drafts_hidden_states_and_logits_are_the_same(
-    saved: Path, in_vllm: dict[str, Any]
+    pair: Pair, saved: Path, in_vllm: dict[str, Any]
 ) -> None:
     draft = DominoDraftModel.from_pretrained(saved)
-    target = Qwen3ForCausalLM.from_pretrained(BYTES4.target, dtype=torch.float32)
+    target = Qwen3ForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
     embed = target.get_input_embeddings()
-    sequence = BYTES4.prompts[PROMPT] + in_vllm["batches"][0][0]
+    sequence = pair.prompts[PROMPT] + in_vllm["batches"][0][0]
     compared = 0
     for number, block in enumerate(in_vllm["blocks"]):
         if block["context"] >= len(sequence):
@@ -68,8 +74,8 @@ def test_drafts_hidden_states_and_logits_are_the_same(
     assert compared >= 8
 
 
-def test_outputs_are_the_targets_own(in_vllm: dict[str, Any]) -> None:
-    golden = BYTES4.golden["outputs"][PROMPT][:MAX_TOKENS]
+def test_outputs_are_the_targets_own(pair: Pair, in_vllm: dict[str, Any]) -> None:
+    golden = pair.golden["outputs"][PROMPT][:MAX_TOKENS]
     assert in_vllm["batches"] == [[golden]]
 
 

@@ -167,6 +167,7 @@ def test_plain_dflash_trains_and_is_written_as_plain_dflash(
         "dflash",
         draft={"projector": "none", "num_hidden_layers": 1, "mask_token_id": 287},
         steps=2,
+        dtype="bfloat16",
     )
     done = run(command(recipe))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -174,5 +175,7 @@ def test_plain_dflash_trains_and_is_written_as_plain_dflash(
     assert raw["architectures"] == ["DFlashDraftModel"]
     assert raw["model_type"] == "qwen3"
     assert set(raw["dflash_config"]) == {"mask_token_id", "target_layer_ids"}
-    names = weights(tmp_path / "dflash").keys()
+    tensors = weights(tmp_path / "dflash")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    names = tensors.keys()
     assert not any(name.startswith(("prefix_gru", "embed_proj")) for name in names)
