@@ -55,10 +55,10 @@ $(NEXT)/vllm/__init__.py: | $(READY)
 	cd $(NEXT) && $(CURDIR)/$(BIN)/python -m zipfile -e vllm-*.whl . && rm vllm-*.whl
 
 seams: $(NEXT)/vllm/__init__.py
-	$(BIN)/python -m pytest tests/test_seams.py --vllm-source $(NEXT)/vllm
+	$(BIN)/python -m pytest tests/test_seams.py --vllm-source=$(NEXT)/vllm
 
 test-all: $(NEXT)/vllm/__init__.py
-	$(BIN)/python -m pytest -v -rP --durations=20 --vllm-source $(NEXT)/vllm \
+	$(BIN)/python -m pytest -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
 	  > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 clean:

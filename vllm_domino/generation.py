@@ -332,9 +332,9 @@ def _extend(
 def _sequences(
     rows: _Rows, config: GenerationConfig, input_ids: torch.Tensor
 ) -> torch.Tensor:
-    pad = config.pad_token_id
-    if pad is None:
-        pad = min(rows.eos, default=0)
+    pad, eos = config.pad_token_id, config.eos_token_id
+    if pad is None:  # as Transformers does
+        pad = 0 if eos is None else eos if isinstance(eos, int) else eos[0]
     longest = max(map(len, rows.answers))
     answers = [answer + [pad] * (longest - len(answer)) for answer in rows.answers]
     return torch.cat([input_ids, input_ids.new_tensor(answers)], dim=1)
