@@ -79,7 +79,10 @@ def answer_prompts(
     done = _finished(output)
     waiting = [i for i in range(len(prompts)) if i not in done]
     if done:
-        console.print(f"{output}: {len(done)} answers are there, {len(waiting)} to go")
+        console.print(
+            f"{output}: {len(done)} answers are there, {len(waiting)} to go",
+            soft_wrap=True,
+        )
     if not waiting:
         return len(done)
     from vllm import LLM
