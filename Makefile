@@ -17,7 +17,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 help:
 	@echo "make demo      serve the small pair with and without Domino, and compare"
 	@echo "make demo-pair train that pair anew and measure its drafts (about 30 minutes)"
-	@echo "make test      set up and run the tests (about 15 minutes on 2 cores)"
+	@echo "make test      set up and run the tests (about 20 minutes on 2 cores)"
 	@echo "make test-all  the long statistics too, and vLLM 0.33's seams; log in .cache"
 	@echo "make lint      ruff and mypy"
 	@echo "make seams     check the table of seams against vLLM 0.33's source"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 TRAINED_K = 7  # block 8 without shift
 SHORT_K = 3
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 RELATIVE = 1e-5
 
 

@@ -54,7 +54,7 @@ def speculative_configs(
         ("dflash", "v2"),
         ("ngram", "v1"),
         ("none", "v1"),
-        ("none", "v2"),
+        pytest.param("none", "v2", marks=pytest.mark.slow),
     ],
 )
 def test_other_methods_are_the_same_with_and_without_us(
