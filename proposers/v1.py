@@ -25,10 +25,7 @@ class DominoProposer(DFlashProposer):
         self, vllm_config: VllmConfig, device: torch.device, runner: Any = None
     ) -> None:
         super().__init__(vllm_config, device, runner)
-        hf_config = self.draft_model_config.hf_config
-        self.shift_label = DraftConfig.from_hf(
-            hf_config.to_dict(), self.draft_model_config.model
-        ).shift_label
+        self.shift_label = DraftConfig.of(self.draft_model_config).shift_label
 
     def set_inputs_first_pass(
         self,

@@ -25,10 +25,8 @@ class DominoSpeculator(DFlashSpeculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        hf_config = self.draft_model_config.hf_config
-        self.sample_from_anchor = DraftConfig.from_hf(
-            hf_config.to_dict(), self.draft_model_config.model
-        ).shift_label
+        draft_config = DraftConfig.of(self.draft_model_config)
+        self.sample_from_anchor = draft_config.shift_label
         self.num_query_per_req = self.num_speculative_steps + (
             0 if self.sample_from_anchor else 1
         )

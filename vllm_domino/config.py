@@ -116,6 +116,12 @@ class DraftConfig(BaseModel):
         return self.block_size if self.shift_label else self.block_size - 1
 
     @classmethod
+    def of(cls, draft_model_config: Any) -> Self:
+        """Reads it back from vLLM's ``ModelConfig`` of the draft."""
+        raw = draft_model_config.hf_config.to_dict()
+        return cls.from_hf(raw, draft_model_config.model)
+
+    @classmethod
     def from_hf(cls, raw: Mapping[str, Any], source: str) -> Self:
         """Reads a config.json.
 

@@ -48,7 +48,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.source: str = self.draft_model_config.model
-        self.draft_config = DraftConfig.from_hf(self.config.to_dict(), self.source)
+        self.draft_config = DraftConfig.of(self.draft_model_config)
         self.head = DominoHead(
             HeadShape(
                 hidden_size=self.draft_config.hidden_size,
