@@ -12,11 +12,13 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
-.PHONY: help setup demo demo-pair test test-all lint seams clean
+.PHONY: help setup demo demo-pair demo-study matrix test test-all lint seams clean
 
 help:
 	@echo "make demo      serve the small pair with and without Domino, and compare"
-	@echo "make demo-pair train that pair anew and measure its drafts (about 30 minutes)"
+	@echo "make demo-pair train that pair anew (18 minutes on 2 cores)"
+	@echo "make demo-study the same, then train without the curriculum and measure all"
+	@echo "make matrix    run every feature in both runners, write docs/support.md"
 	@echo "make test      set up and run the tests (about 20 minutes on 2 cores)"
 	@echo "make test-all  the long statistics too, and vLLM 0.33's seams; log in .cache"
 	@echo "make lint      ruff and mypy"
@@ -36,6 +38,9 @@ demo: $(READY)
 	  --dtype float32 --max-model-len 1024 --enforce-eager
 
 demo-pair: $(READY)
+	$(BIN)/python pairs/make_demo_pair.py pairs/demo
+
+demo-study: $(READY)
 	$(BIN)/python pairs/make_demo_pair.py pairs/demo --study docs/demo-pair
 
 test: $(READY)
@@ -60,6 +65,9 @@ seams: $(NEXT)/vllm/__init__.py
 test-all: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
 	  > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
+
+matrix: $(READY)
+	$(BIN)/python -m pytest -m support --support-report docs/support.md
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

@@ -54,11 +54,11 @@ NUM_HELD_OUT = 64
 NUM_SHOWN = 16  # of those, that `make demo` asks
 SEED = 0
 
-TARGET_STEPS = 900
+TARGET_STEPS = 500
 TARGET_BATCH = 16  # packs of TARGET_LENGTH tokens
 TARGET_LENGTH = 256
 TARGET_RATE = 3e-3
-NUM_PROMPTS = 5000  # that the target answers
+NUM_PROMPTS = 4000  # that the target answers
 MAX_ANSWER = 128
 # The CPU's KV cache is small, and so are these requests.
 ENGINE = {

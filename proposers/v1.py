@@ -2,9 +2,11 @@
 """Domino in vLLM's V1 model runner.
 
 Differences from ``DFlashProposer``:
-  * A draft with ``shift_label`` predicts from the bonus token's row on, so a block of K
-    query rows, not 1 + K, drafts K tokens.
+  * The block has as many query rows as the draft's layout asks for: K with
+    ``shift_label``, where the bonus token's row predicts too, 1 + K without it, or
+    those it was trained with.
   * Drafts are picked one after the other by the head, not all at once.
+  * A seeded request's probabilistic drafts come from its own generator.
 """
 
 from typing import Any
@@ -13,9 +15,13 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 from vllm.v1.spec_decode.dflash import DFlashProposer
 
-from vllm_domino.config import DraftConfig
+from vllm_domino.config import DraftConfig, num_query_rows
+
+# Below it a temperature means greedy, as in vLLM's sampler.
+_GREEDY_TEMPERATURE = 1e-5
 
 
 class DominoProposer(DFlashProposer):
@@ -25,7 +31,31 @@ class DominoProposer(DFlashProposer):
         self, vllm_config: VllmConfig, device: torch.device, runner: Any = None
     ) -> None:
         super().__init__(vllm_config, device, runner)
+        self._runner = runner
         self.shift_label = DraftConfig.of(self.draft_model_config).shift_label
+        self.num_query_rows = num_query_rows(self.speculative_config)
+        self._reserve_rows(self.max_batch_size * self.num_query_rows)
+
+    def _reserve_rows(self, num_rows: int) -> None:
+        """The parent's buffers hold 1 + K rows a request; a trained block may have
+        more."""
+        if num_rows <= self.max_query_tokens:
+            return
+        self.max_query_tokens = num_rows
+        self.max_padded_query_tokens = max(self.max_padded_query_tokens, num_rows)
+        self.max_positions = self.max_num_tokens + self.max_padded_query_tokens
+        rows = torch.zeros(
+            self.max_padded_query_tokens, dtype=torch.int64, device=self.device
+        )
+        self._slot_mapping_buffer, self.positions = rows, rows.clone()
+        self.arange = torch.arange(
+            self.max_positions + 1, device=self.device, dtype=torch.int32
+        )
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        super().load_model(target_model)
+        self.model.without_lora()
+        self.model.announce("V1", self.speculative_config)
 
     def set_inputs_first_pass(
         self,
@@ -38,11 +68,10 @@ class DominoProposer(DFlashProposer):
         num_rejected_tokens_gpu: torch.Tensor | None,
     ) -> tuple[int, torch.Tensor, CommonAttentionMetadata]:
         num_drafts = self.num_speculative_tokens
-        if self.shift_label and num_drafts > 0:
-            # The parent lays out 1 + num_speculative_tokens rows a request.
-            self.num_speculative_tokens = num_drafts - 1
+        # The parent lays out 1 + num_speculative_tokens rows a request.
+        self.num_speculative_tokens = self.num_query_rows - 1
         try:
-            num_query_tokens, to_sample, new_cad = super().set_inputs_first_pass(
+            num_query_tokens, _, new_cad = super().set_inputs_first_pass(
                 target_token_ids=target_token_ids,
                 next_token_ids=next_token_ids,
                 target_positions=target_positions,
@@ -53,8 +82,9 @@ class DominoProposer(DFlashProposer):
             )
         finally:
             self.num_speculative_tokens = num_drafts
-        if self.shift_label and num_drafts > 0:
-            to_sample = self.arange[:num_query_tokens]
+        rows = self.arange[:num_query_tokens].view(-1, self.num_query_rows)
+        first = 0 if self.shift_label else 1
+        to_sample = rows[:, first : first + num_drafts].flatten()
         return num_query_tokens, to_sample, new_cad
 
     def _sample_draft_tokens(
@@ -63,9 +93,33 @@ class DominoProposer(DFlashProposer):
         hidden_states: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        num_drafts = self.num_speculative_tokens
-        num_reqs = hidden_states.shape[0] // num_drafts
-        num_rows = num_drafts if self.shift_label else 1 + num_drafts
+        num_reqs = hidden_states.shape[0] // self.num_speculative_tokens
         # The bonus token opens each request's query block.
-        bonus = self.input_ids[: num_reqs * num_rows : num_rows]
-        return self.model.draft(hidden_states, bonus).flatten(), None
+        rows = self.num_query_rows
+        bonus = self.input_ids[: num_reqs * rows : rows]
+        if not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
+            return self.model.draft(hidden_states, bonus).flatten(), None
+        probs: list[torch.Tensor] = []
+        generators = self._generators(sampling_metadata)
+        temperature = sampling_metadata.temperature
+        assert temperature is not None
+        greedy = (temperature < _GREEDY_TEMPERATURE)[:, None]
+        divisor = torch.where(greedy, 1.0, temperature[:, None])
+
+        def pick(position: int, logits: torch.Tensor) -> torch.Tensor:
+            probs.append((logits.float() / divisor).softmax(dim=-1))
+            # Sampling divides in place, and the sampler needs what was drawn from.
+            drawn = random_sample(probs[-1].clone(), generators, self.use_fp64_gumbel)
+            return torch.where(greedy.squeeze(1), logits.argmax(dim=-1), drawn)
+
+        drafts = self.model.draft(hidden_states, bonus, pick)
+        return drafts.flatten(), torch.stack(probs, dim=1).flatten(0, 1)
+
+    def _generators(self, metadata: SamplingMetadata) -> dict[int, torch.Generator]:
+        """Generators of the seeded requests whose drafts will be verified.
+
+        A request in the middle of its prompt drafts too, as often as its prompt was
+        chunked; were that to move its generator, its output would depend on load.
+        """
+        discarded = self._runner.discard_request_mask.np
+        return {i: g for i, g in metadata.generators.items() if not discarded[i]}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import SupportReport
+
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 # No test needs a hub, and none should wait for one.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,3 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="Another vLLM package folder to check the seams against (repeatable).",
     )
+    parser.addoption(
+        "--support-report",
+        type=Path,
+        help="Where to write the table of features and runners.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--support-report")) is not None:
+        config.pluginmanager.register(SupportReport(path))

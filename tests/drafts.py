@@ -94,3 +94,19 @@ def plain_dflash_draft(like: Path, folder: Path) -> Path:
             del tensors[name]
 
     return copy_draft(like, folder, without_head, drop_head)
+
+
+def reduced_vocab_draft(like: Path, target: Path, folder: Path) -> Path:
+    """A trained draft that can draft only some tokens: printable ASCII and newline."""
+    kept = torch.tensor([10, *range(32, 127)])
+
+    def shrink(config: dict[str, Any]) -> None:
+        config["draft_vocab_size"] = len(kept)
+
+    def select(tensors: dict[str, torch.Tensor]) -> None:
+        lm_head = load_file(target / "model.safetensors")["lm_head.weight"]
+        tensors["lm_head.weight"] = lm_head[kept]
+        tensors["embed_proj.2.weight"] = tensors["embed_proj.2.weight"][kept]
+        tensors["d2t"] = kept - torch.arange(len(kept))
+
+    return copy_draft(like, folder, shrink, select)

@@ -10,6 +10,7 @@ recorded where it comes out, in both model runners.
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import torch
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
 
 from tests.capture import no_host_sync
 
@@ -103,10 +106,70 @@ def model_runner(llm: LLM) -> Any:
 def counters(llm: LLM) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for metric in llm.get_metrics():
+        value = getattr(metric, "values", getattr(metric, "value", None))
         if metric.name.startswith("vllm:spec_decode"):
-            value = getattr(metric, "values", getattr(metric, "value", None))
             seen[metric.name.removeprefix("vllm:spec_decode_")] = value
+        elif metric.name == "vllm:num_preemptions":
+            seen["num_preemptions"] = value
     return seen
+
+
+def sampling_params(given: dict[str, Any]) -> SamplingParams:
+    given = dict(given)
+    if (constraint := given.pop("structured_outputs", None)) is not None:
+        given["structured_outputs"] = StructuredOutputsParams(**constraint)
+    return SamplingParams(**given)
+
+
+def run_case(llm: LLM, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Prompts with sampling of their own: what each request came to."""
+    lora = case.get("lora")
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in case["prompts"]],
+        [sampling_params(given) for given in case["sampling"]],
+        use_tqdm=False,
+        lora_request=LoRARequest("adapter", 1, lora) if lora else None,
+    )
+    return [
+        {
+            "completions": [_completion(c) for c in output.outputs],
+            "prompt_logprobs": _logprobs(output.prompt_logprobs),
+            "cached_tokens": output.num_cached_tokens,
+        }
+        for output in outputs
+    ]
+
+
+def run_draws(llm: LLM, draws: dict[str, Any]) -> dict[str, int]:
+    """How often each run of tokens 2 to 4 came, of many unseeded requests. The first
+    token comes from the prompt's own step, and is not drafted."""
+    sampling = sampling_params(
+        draws["sampling"] | {"max_tokens": 4, "ignore_eos": True, "detokenize": False}
+    )
+    prompt = {"prompt_token_ids": draws["prompt"]}
+    outputs = llm.generate([prompt] * draws["count"], sampling, use_tqdm=False)
+    runs = Counter(tuple(o.outputs[0].token_ids[1:]) for o in outputs)
+    return {" ".join(map(str, run)): count for run, count in runs.items()}
+
+
+def _completion(completion: Any) -> dict[str, Any]:
+    return {
+        "tokens": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "logprobs": _logprobs(completion.logprobs),
+    }
+
+
+def _logprobs(positions: Any) -> list[dict[str, float]] | None:
+    """Log probability by token id, position by position."""
+    if positions is None:
+        return None
+    return [
+        {str(token): entry.logprob for token, entry in (position or {}).items()}
+        for position in positions
+    ]
 
 
 def run(job: dict[str, Any], result_path: Path) -> dict[str, Any]:
@@ -132,17 +195,23 @@ def run(job: dict[str, Any], result_path: Path) -> dict[str, Any]:
             recorder.watch_layers()
     sampling = SamplingParams(
         temperature=job.get("temperature", 0.0),
-        max_tokens=job["max_tokens"],
+        max_tokens=job.get("max_tokens"),
         ignore_eos=True,
         detokenize=False,
     )
+    cases = {name: run_case(llm, case) for name, case in job.get("cases", {}).items()}
     batches = []
-    for prompts in job["batches"]:
+    for prompts in job.get("batches", []):
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = llm.generate(inputs, sampling, use_tqdm=False)
         batches.append([list(o.outputs[0].token_ids) for o in outputs])
-    result: dict[str, Any] = {"batches": batches, "counters": counters(llm)}
-    if job.get("speculative_config"):
+    result: dict[str, Any] = {
+        "batches": batches,
+        "cases": cases,
+        "draws": {name: run_draws(llm, d) for name, d in job.get("draws", {}).items()},
+        "counters": counters(llm),
+    }
+    if job.get("speculative_config") and job.get("in_process", True):
         runner = model_runner(llm)
         proposer = getattr(runner, "drafter", getattr(runner, "speculator", None))
         result["proposer"] = f"{type(proposer).__module__}.{type(proposer).__name__}"

@@ -98,7 +98,8 @@ def start_engine(
 
 @functools.cache
 def _run(job: str, runner: str, python: str) -> dict[str, Any]:
-    process, path = start_engine(json.loads(job), runner, python)
+    loaded = json.loads(job)
+    process, path = start_engine(loaded, runner, python, loaded.get("env"))
     output = process.stdout + process.stderr
     assert process.returncode == 0, f"{runner} engine failed:\n{output[-6000:]}"
     result: dict[str, Any] = json.loads(path.read_text())

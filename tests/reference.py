@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 
 @dataclass
@@ -24,8 +24,15 @@ class Block:
 
 
 class Reference:
-    def __init__(self, target: Path, draft: Path) -> None:
-        self.target = Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float32)
+    """
+    Args:
+        trained_block: Give every block as many rows as in training; just as many as it
+            needs otherwise.
+    """
+
+    def __init__(self, target: Path, draft: Path, trained_block: bool = False) -> None:
+        self.trained_block = trained_block
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
         self.target.eval()
         self.config = json.loads((draft / "config.json").read_text())
         self.head = self.config["dflash_config"]
@@ -34,6 +41,9 @@ class Reference:
             for file in sorted(draft.glob("*.safetensors"))
             for name, tensor in load_file(file).items()
         }
+        vocab = torch.arange(len(self.weights["embed_proj.2.weight"]))
+        # Which token of the target each token of the draft is.
+        self.target_ids = vocab + self.weights.get("d2t", torch.zeros(1)).long()
         self.gru = torch.nn.GRU(
             self.config["hidden_size"],
             self.head["gru_hidden_dim"],
@@ -43,9 +53,27 @@ class Reference:
         self.gru.weight_ih_l0.data = self.weights["prefix_gru.weight_ih_l0"]
         self.gru.weight_hh_l0.data = self.weights["prefix_gru.weight_hh_l0"]
 
-    @torch.no_grad()
     def draft(self, context: list[int], bonus: int, num_drafts: int) -> Block:
         """Drafts ``num_drafts`` tokens after ``context`` and the bonus token."""
+        predicting, layers = self._backbone(context, bonus, num_drafts)
+        seen = [bonus]
+        for i in range(num_drafts):
+            best = int(self._logits(predicting, seen, i).argmax())
+            seen.append(int(self.target_ids[best]))
+        return Block(seen[1:], layers)
+
+    def logits(self, context: list[int], bonus: int, drafts: list[int]) -> torch.Tensor:
+        """(K, V) from which each draft was picked, given those before it."""
+        predicting, _ = self._backbone(context, bonus, len(drafts))
+        seen = [bonus, *drafts]
+        rows = [self._logits(predicting, seen[: i + 1], i) for i in range(len(drafts))]
+        return torch.stack(rows)
+
+    @torch.no_grad()
+    def _backbone(
+        self, context: list[int], bonus: int, num_drafts: int
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The rows that predict, (K, H), and each layer's output."""
         hidden = self.target(
             torch.tensor([context]), output_hidden_states=True
         ).hidden_states
@@ -57,6 +85,8 @@ class Reference:
         )
         shift = self.head["shift_label"]
         num_masks = num_drafts - 1 if shift else num_drafts
+        if self.trained_block:
+            num_masks = self.config["block_size"] - 1
         block = [bonus] + [self.head["mask_token_id"]] * num_masks
         rows = self._embed(block)
         layers = []
@@ -64,21 +94,20 @@ class Reference:
             rows = self._layer(i, rows, features)
             layers.append(rows)
         predicting = self._norm(rows, "norm")[0 if shift else 1 :]
-        return Block(self._pick(predicting, bonus), layers)
+        return predicting[:num_drafts], layers
 
-    def _pick(self, rows: torch.Tensor, bonus: int) -> list[int]:
-        base = self.target.lm_head(rows)
-        seen = [bonus]
-        for i, row in enumerate(rows):
-            logits = base[i]
-            if i >= self.head["pure_draft_prefix_len"]:
-                # The whole prefix goes through the GRU anew at every position.
-                state = self.gru(self._embed(seen)[None])[0][0, -1]
-                joined = torch.cat([row, state])
-                inner = F.silu(F.linear(joined, self.weights["embed_proj.0.weight"]))
-                logits = logits + F.linear(inner, self.weights["embed_proj.2.weight"])
-            seen.append(int(logits.argmax()))
-        return seen[1:]
+    @torch.no_grad()
+    def _logits(self, rows: torch.Tensor, seen: list[int], i: int) -> torch.Tensor:
+        """(V,) for draft ``i``, after the bonus and the drafts before it."""
+        head = self.weights.get("lm_head.weight", self.target.lm_head.weight)
+        logits = F.linear(rows[i], head)
+        if i >= self.head["pure_draft_prefix_len"]:
+            # The whole prefix goes through the GRU anew at every position.
+            state = self.gru(self._embed(seen)[None])[0][0, -1]
+            joined = torch.cat([rows[i], state])
+            inner = F.silu(F.linear(joined, self.weights["embed_proj.0.weight"]))
+            logits = logits + F.linear(inner, self.weights["embed_proj.2.weight"])
+        return logits
 
     def _layer(
         self, index: int, rows: torch.Tensor, context: torch.Tensor

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_domino.config import DraftConfig
@@ -30,8 +31,17 @@ def head_shapes(config: DraftConfig) -> dict[str, Shape]:
         "prefix_gru.weight_ih_l0": (3 * gru, hidden),
         "prefix_gru.weight_hh_l0": (3 * gru, gru),
         "embed_proj.0.weight": (config.emb_dim, hidden + gru),
-        "embed_proj.2.weight": (config.vocab_size, config.emb_dim),
+        "embed_proj.2.weight": (config.drafted_vocab, config.emb_dim),
     }
+
+
+def reduced_vocab_shapes(config: DraftConfig) -> dict[str, Shape]:
+    """What a draft of a reduced vocabulary brings: its lm_head, and for each token that
+    it can draft how far the target's id lies above its own."""
+    if not config.has_reduced_vocab:
+        return {}
+    size = config.drafted_vocab
+    return {"lm_head.weight": (size, config.hidden_size), "d2t": (size,)}
 
 
 def backbone_shapes(config: DraftConfig) -> dict[str, Shape]:
@@ -72,12 +82,17 @@ def backbone_shapes(config: DraftConfig) -> dict[str, Shape]:
 def optional_shapes(config: DraftConfig) -> dict[str, Shape]:
     """Tensors a draft may bring along; without them it uses the target's."""
     table = (config.vocab_size, config.hidden_size)
+    if config.has_reduced_vocab:
+        # t2d marks what d2t lists.
+        return {"embed_tokens.weight": table, "t2d": (config.vocab_size,)}
     return {"embed_tokens.weight": table, "lm_head.weight": table}
 
 
 def check_tensors(config: DraftConfig, found: Mapping[str, Shape], source: str) -> None:
     """Raises ``CheckpointError`` unless ``found`` is a whole draft and nothing else."""
-    required = head_shapes(config) | backbone_shapes(config)
+    required = (
+        head_shapes(config) | backbone_shapes(config) | reduced_vocab_shapes(config)
+    )
     known = required | optional_shapes(config)
     if missing := sorted(required.keys() - found.keys()):
         raise CheckpointError(
@@ -98,6 +113,25 @@ def check_tensors(config: DraftConfig, found: Mapping[str, Shape], source: str) 
                 f"calls for {list(known[name])}. Check that weights and config.json "
                 "are from the same export."
             )
+
+
+def target_token_ids(
+    config: DraftConfig, d2t: torch.Tensor, source: str
+) -> torch.Tensor:
+    """The target's id of each token that a reduced vocabulary holds: (V_draft,).
+
+    Raises:
+        CheckpointError: An id lies outside the target's vocabulary, or comes twice.
+    """
+    ids = torch.arange(d2t.shape[0], device=d2t.device) + d2t.long()
+    if ids.min() < 0 or ids.max() >= config.vocab_size or len(ids.unique()) < len(ids):
+        raise CheckpointError(
+            f"{source}: tensor 'd2t' does not map the draft's {len(ids)} tokens to as "
+            f"many of the target's {config.vocab_size}: ids are {int(ids.min())} to "
+            f"{int(ids.max())}, {len(ids.unique())} of them distinct. Export the draft "
+            "again."
+        )
+    return ids
 
 
 def check_folder(config: DraftConfig, folder: Path) -> None:

@@ -8,7 +8,7 @@ SpecForge's (``DominoDraftModel``).
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -38,6 +38,24 @@ _HEAD_FIELDS = (
     "emb_dim",
     "gru_hidden_dim",
 )
+
+
+# How many rows a block has that drafts fewer tokens than it was trained for: those it
+# was trained with, of which the first are used, or just those that are needed.
+DraftBlock = Literal["trained", "short"]
+
+
+class RuntimeConfig(BaseModel):
+    """What a user chooses beside vLLM's own settings, in the same JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    draft_block: DraftBlock = Field(
+        default="short",
+        description="Rows of a block that drafts fewer tokens than it was trained for: "
+        '"trained" (as many as in training, of which the first are used) or "short" '
+        "(as many as are needed).",
+    )
 
 
 class DraftConfig(BaseModel):
@@ -72,6 +90,12 @@ class DraftConfig(BaseModel):
     num_target_layers: StrictInt | None = Field(
         default=None, gt=0, description="Layers of the target it was trained for."
     )
+    draft_vocab_size: StrictInt | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens the draft can draft, where fewer than the target has; "
+        "tensor d2t says which. Left out: all of them.",
+    )
 
     # The head.
     shift_label: StrictBool = Field(
@@ -103,6 +127,11 @@ class DraftConfig(BaseModel):
                 f"but a block drafts {self.max_drafts} tokens; expected less, or the "
                 "head never corrects anything"
             )
+        if (size := self.draft_vocab_size) is not None and size > self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size is {size}, more than the target's vocabulary "
+                f"(vocab_size {self.vocab_size}); expected at most that"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads is {self.num_attention_heads}; expected a "
@@ -114,6 +143,21 @@ class DraftConfig(BaseModel):
     def max_drafts(self) -> int:
         """K the draft was trained for, and the most it can draft."""
         return self.block_size if self.shift_label else self.block_size - 1
+
+    @property
+    def drafted_vocab(self) -> int:
+        """How many tokens the head scores; ``d2t`` maps them if fewer than V."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def has_reduced_vocab(self) -> bool:
+        return self.drafted_vocab < self.vocab_size
+
+    def num_query_rows(self, num_drafts: int, draft_block: DraftBlock) -> int:
+        """Query tokens a block has when it drafts K tokens, the bonus included."""
+        if draft_block == "trained":
+            return self.block_size
+        return num_drafts if self.shift_label else num_drafts + 1
 
     @classmethod
     def of(cls, draft_model_config: Any) -> Self:
@@ -157,6 +201,22 @@ class DraftConfig(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             raise DraftConfigError(f"{source}: {_explain(error)}") from None
+
+
+# Where the choice travels to the workers: an attribute of the draft's HF config.
+_RUNTIME_ATTRIBUTE = "domino_runtime"
+
+
+def set_runtime(draft_model_config: Any, runtime: RuntimeConfig) -> None:
+    setattr(draft_model_config.hf_config, _RUNTIME_ATTRIBUTE, runtime.model_dump())
+
+
+def num_query_rows(speculative_config: Any) -> int:
+    """Query rows of each request's block in an engine: vLLM's ``SpeculativeConfig``."""
+    draft = speculative_config.draft_model_config
+    runtime = RuntimeConfig(**getattr(draft.hf_config, _RUNTIME_ATTRIBUTE, {}))
+    num_drafts = speculative_config.num_speculative_tokens
+    return DraftConfig.of(draft).num_query_rows(num_drafts, runtime.draft_block)
 
 
 _BACKBONE_FIELDS = tuple(f for f in DraftConfig.model_fields if f not in _HEAD_FIELDS)

@@ -7,17 +7,16 @@ before an engine starts: its config, whether it fits the target, and its weights
 """
 
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from vllm_domino.checkpoint import check_folder
-from vllm_domino.config import DraftConfig, is_domino
+from vllm_domino.config import DraftConfig, RuntimeConfig, is_domino, set_runtime
 from vllm_domino.errors import DraftConfigError
 from vllm_domino.seams import ARCHITECTURE
-
-logger = logging.getLogger("vllm.domino")
 
 METHOD = "domino"
 # Methods under which a Domino checkpoint is taken for what it is.
@@ -36,10 +35,12 @@ class Request:
     Attributes:
         settings: The user's JSON with the ``--spec-*`` flags folded in.
         raw: The draft's parsed config.json.
+        runtime: Our own keys in that JSON.
     """
 
     settings: dict[str, Any]
     raw: dict[str, Any]
+    runtime: RuntimeConfig
 
     @property
     def draft(self) -> str:
@@ -68,24 +69,31 @@ def domino_request(engine_args: Any) -> Request | None:
             f"speculative_config.method is {method!r}, but {model} is a Domino draft. "
             'Set "method": "domino", or leave it out.'
         )
-    return Request(settings, raw)
+    return Request(settings, raw, _take_runtime(settings))
 
 
-def prepare(engine_args: Any, request: Request, target_model_config: Any) -> None:
+def prepare(
+    engine_args: Any,
+    request: Request,
+    target_model_config: Any,
+    target_parallel_config: Any,
+) -> None:
     """Checks the request and rewrites it for vLLM, in place.
 
     Args:
         engine_args: vLLM's ``EngineArgs``.
         request: What ``domino_request`` found.
         target_model_config: The target's ``ModelConfig``.
+        target_parallel_config: Its ``ParallelConfig``.
 
     Raises:
         DominoError: The draft, the target and the settings do not go together.
     """
     config = DraftConfig.from_hf(request.raw, request.draft)
     _check_fit(config, request.draft, target_model_config)
-    _check_settings(request.settings)
+    _check_target(target_model_config, target_parallel_config)
     num_drafts = _num_drafts(config, request)
+    _check_settings(request, num_drafts < config.max_drafts)
     if (folder := Path(request.draft)).is_dir():
         check_folder(config, folder)
     for flag in _FLAGS.values():
@@ -94,18 +102,12 @@ def prepare(engine_args: Any, request: Request, target_model_config: Any) -> Non
         "method": "dflash",
         "num_speculative_tokens": num_drafts,
     }
-    logger.info(
-        "Domino: draft %s, trained block %d (%d drafts), num_speculative_tokens %d",
-        request.draft,
-        config.block_size,
-        config.max_drafts,
-        num_drafts,
-    )
 
 
-def finish(config: Any) -> Any:
+def finish(config: Any, request: Request) -> Any:
     """Names our model in the ``SpeculativeConfig`` that vLLM made of the request."""
     config.draft_model_config.hf_config.architectures = [ARCHITECTURE]
+    set_runtime(config.draft_model_config, request.runtime)
     config.update_arch_()
     return config
 
@@ -185,18 +187,62 @@ def _check_fit(config: DraftConfig, draft: str, target_model_config: Any) -> Non
         )
 
 
-def _check_settings(settings: dict[str, Any]) -> None:
-    if settings.get("draft_sample_method", "greedy") != "greedy":
+def _check_target(model_config: Any, parallel_config: Any) -> None:
+    if (stages := parallel_config.pipeline_parallel_size) > 1:
         raise DraftConfigError(
-            "speculative_config.draft_sample_method is "
-            f"{settings['draft_sample_method']!r}; Domino drafts greedily in this "
-            'version. Set "greedy" or leave it out: sampled output is exact all the '
-            "same."
+            f"pipeline_parallel_size is {stages}, but Domino drafts need the target's "
+            "embedding and lm_head in one place. Set it to 1; tensor_parallel_size may "
+            "be more."
         )
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    target, architecture = model_config.registry.resolve_model_cls(
+        model_config.architectures, model_config=model_config
+    )
+    if not supports_eagle3(target):
+        raise DraftConfigError(
+            f"the target {model_config.model} is a {architecture}, which does not hand "
+            "out its layers' hidden states in this vLLM (SupportsEagle3), and Domino "
+            "drafts from these. Use a target that does, such as Qwen3 or Llama."
+        )
+
+
+def _take_runtime(settings: dict[str, Any]) -> RuntimeConfig:
+    """Removes our own keys from the settings, which vLLM would refuse."""
+    taken = {
+        name: settings.pop(name)
+        for name in RuntimeConfig.model_fields
+        if name in settings
+    }
+    try:
+        return RuntimeConfig(**taken)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise DraftConfigError(
+            f"speculative_config.{name} is {taken[name]!r}: {first['msg'].lower()}. "
+            f"It is: {RuntimeConfig.model_fields[name].description}"
+        ) from None
+
+
+def _check_settings(request: Request, block_is_shorter: bool) -> None:
+    settings = request.settings
     if settings.get("use_local_argmax_reduction"):
         raise DraftConfigError(
             "speculative_config.use_local_argmax_reduction is set, but Domino corrects "
-            "logits before it picks, so it needs them whole. Leave it out."
+            "logits before it picks. Leave it out: ranks exchange one pair a draft as "
+            "it is."
+        )
+    if (
+        settings.get("enable_adaptive_verification")
+        and block_is_shorter
+        and request.runtime.draft_block == "trained"
+    ):
+        raise DraftConfigError(
+            "speculative_config.enable_adaptive_verification is set, and draft_block "
+            'is "trained" with fewer tokens than the block has. vLLM\'s estimator '
+            'cannot follow that: set draft_block to "short", or leave '
+            "num_speculative_tokens out."
         )
 
 

@@ -8,21 +8,33 @@ Differences from ``DFlashQwen3ForCausalLM``:
   * ``draft`` picks a block's tokens one after the other through the head.
   * Context keys are normalised layer by layer.
   * Weights are refused unless they are a whole Domino draft.
+  * With tensor parallelism the head's vocabulary matrix is sharded like the lm_head,
+    and a greedy draft exchanges one (value, id) pair a rank, not logits.
 """
 
+import logging
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from vllm import _custom_ops as ops
 from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    tensor_model_parallel_all_gather,
+)
 from vllm.model_executor.models.qwen3_dflash import (
     DFlashQwen3ForCausalLM,
     DFlashQwen3Model,
 )
 
-from vllm_domino.checkpoint import HEAD_PREFIXES, check_tensors
-from vllm_domino.config import DraftConfig
-from vllm_domino.head import DominoHead, HeadShape, Pick, greedy, rollout
+from vllm_domino.checkpoint import HEAD_PREFIXES, check_tensors, target_token_ids
+from vllm_domino.config import DraftConfig, num_query_rows
+from vllm_domino.head import DominoHead, HeadShape, Pick, rollout
+
+logger = logging.getLogger("vllm.domino")
+
+_VOCAB_MATRIX = "embed_proj.2.weight"
 
 
 class DominoBackbone(DFlashQwen3Model):
@@ -49,15 +61,47 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.source: str = self.draft_model_config.model
         self.draft_config = DraftConfig.of(self.draft_model_config)
+        # This rank's part of the vocabulary, padding included. The lm_head is replaced
+        # by the target's, which is cut at the same places.
+        self._shard = self.lm_head.shard_indices
+        self._num_shards: int = self.lm_head.tp_size
         self.head = DominoHead(
             HeadShape(
                 hidden_size=self.draft_config.hidden_size,
                 gru_hidden_dim=self.draft_config.gru_hidden_dim,
                 emb_dim=self.draft_config.emb_dim,
-                vocab_size=self.draft_config.vocab_size,
+                vocab_size=self._shard.num_elements_padded,
             ),
             self.draft_config.pure_draft_prefix_len,
         )
+        # The target's id of each token of a reduced vocabulary.
+        self._target_ids: torch.Tensor | None = None
+
+    def announce(self, runner: str, speculative_config: Any) -> None:
+        """One line in the log that says what drafts, and how."""
+        if get_tensor_model_parallel_rank() > 0:
+            return
+        logger.info(
+            "Domino: draft %s, %d query rows a block (trained with %d), "
+            "num_speculative_tokens %d, %s model runner, head dense over %d tokens, "
+            "drafts %s",
+            self.source,
+            num_query_rows(speculative_config),
+            self.draft_config.block_size,
+            speculative_config.num_speculative_tokens,
+            runner,
+            self.draft_config.drafted_vocab,
+            speculative_config.draft_sample_method,
+        )
+
+    def without_lora(self) -> None:
+        """Takes the target's embedding out of its LoRA wrapper, if it has one.
+
+        The wrapper looks up which adapter each row of the *target's* batch has; a
+        draft's rows are others. Call it once the embedding is shared.
+        """
+        shared = self.model.embed_tokens
+        self.model.embed_tokens = getattr(shared, "base_layer", shared)
 
     def draft(
         self,
@@ -65,18 +109,57 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         hidden_states: torch.Tensor,
         # [num_reqs]
         bonus: torch.Tensor,
-        pick: Pick = greedy,
+        pick: Pick | None = None,
     ) -> torch.Tensor:
-        """Drafts a block a request: [num_reqs, num_drafts] token ids."""
+        """Drafts a block a request: [num_reqs, num_drafts] token ids of the target.
+
+        Args:
+            pick: Chooses tokens from corrected logits over the target's whole
+                vocabulary, (B, V); the likeliest if not given, and then no rank sees
+                another's logits.
+        """
         num_reqs = bonus.shape[0]
-        base_logits = self.compute_logits(hidden_states)
+        base_logits = self.logits_processor(
+            self.lm_head, hidden_states, skip_gather=True
+        )
+        # Rows of padding score 0, which could win.
+        base_logits[:, self._shard.num_org_elements :] = -torch.inf
         return rollout(
             self.head,
             hidden_states.view(num_reqs, -1, hidden_states.shape[-1]),
             base_logits.view(num_reqs, -1, base_logits.shape[-1]),
             bonus,
             self.model.embed_tokens,
-            pick,
+            self._likeliest
+            if pick is None
+            else lambda position, shard: pick(position, self._whole(shard)),
+        )
+
+    def _likeliest(self, position: int, shard: torch.Tensor) -> torch.Tensor:
+        """The target's id of the largest logit over all ranks: (B, V_rank) -> (B,)."""
+        values, ids = shard.max(dim=-1)
+        ids = ids + self._shard.org_vocab_start_index
+        if self._num_shards > 1:
+            # As float32 an id is exact up to 16 million. Of equal values the first
+            # rank's wins, which is the lowest id.
+            pair = torch.stack([values.float(), ids.float()], dim=-1)
+            pairs = tensor_model_parallel_all_gather(pair, dim=-1)
+            pairs = pairs.view(-1, self._num_shards, 2)
+            best = pairs[..., 0].argmax(dim=-1, keepdim=True)
+            ids = pairs[..., 1].gather(-1, best).squeeze(-1).long()
+        return ids if self._target_ids is None else self._target_ids[ids]
+
+    def _whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """Logits over the target's vocabulary: (B, V_rank) -> (B, V)."""
+        logits = shard
+        if self._num_shards > 1:
+            logits = tensor_model_parallel_all_gather(logits, dim=-1)
+        logits = logits[..., : self.draft_config.drafted_vocab]
+        if self._target_ids is None:
+            return logits
+        shape = (logits.shape[0], self.draft_config.vocab_size)
+        return logits.new_full(shape, -torch.inf).index_copy_(
+            1, self._target_ids, logits
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -88,5 +171,17 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             for name in list(tensors)
             if name.startswith(HEAD_PREFIXES)
         }
+        head[_VOCAB_MATRIX] = self._shard_of(head[_VOCAB_MATRIX])
+        if "d2t" in tensors:
+            ids = target_token_ids(self.draft_config, tensors["d2t"], self.source)
+            self._target_ids = ids.to(self.head.embed_proj[2].weight.device)
         super().load_weights(tensors.items())
         self.head.load_state_dict(head)
+
+    def _shard_of(self, matrix: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of a (V, ...) matrix, zeros below where it is padded."""
+        start = self._shard.org_vocab_start_index
+        rows = matrix[start : self._shard.org_vocab_end_index]
+        shard = rows.new_zeros(self._shard.num_elements_padded, *rows.shape[1:])
+        shard[: len(rows)] = rows
+        return shard

@@ -33,7 +33,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from vllm_domino.config import DOMINO_PROJECTOR, DraftConfig
-from vllm_domino.errors import CheckpointError
+from vllm_domino.errors import CheckpointError, DraftConfigError
 from vllm_domino.head import HeadShape, HeadSteps
 
 if TYPE_CHECKING:
@@ -185,7 +185,13 @@ class DominoDraftModel(HeadSteps, PreTrainedModel):
         super().__init__(config)
         section = config.dflash_config
         if section.get("projector_type") is not None:
-            DraftConfig.from_hf(config.to_dict(), config.name_or_path or "the draft")
+            source = config.name_or_path or "the draft"
+            if DraftConfig.from_hf(config.to_dict(), source).has_reduced_vocab:
+                raise DraftConfigError(
+                    f"{source}: draft_vocab_size is {config.draft_vocab_size}, less "
+                    f"than vocab_size ({config.vocab_size}). Under Transformers a "
+                    "draft must know the whole vocabulary: use this one in vLLM."
+                )
         self.block_size: int = config.block_size
         self.target_layer_ids: list[int] = list(section["target_layer_ids"])
         self.mask_token_id: int = section["mask_token_id"]

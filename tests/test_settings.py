@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines set up in other ways: outputs stay plain decoding's, and drafts the golden
+ones, which vLLM's own counters tell."""
+
+from typing import Any
+
+import pytest
+
+from tests.engines import domino_job, run_engine
+from tests.features import PAIR
+from tests.reference import Reference
+
+pytestmark = [pytest.mark.engine]
+
+# vLLM binds each rank to cores; this machine has two.
+TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+RUNNERS = ["v1", pytest.param("v2", marks=pytest.mark.slow)]
+
+
+def golden_job(**extra: Any) -> dict[str, Any]:
+    job = domino_job(
+        PAIR.target, PAIR.draft, [PAIR.prompts], PAIR.golden["max_tokens"], **extra
+    )
+    return job | {"record": False}
+
+
+def assert_golden(result: dict[str, Any]) -> None:
+    assert result["batches"][0] == PAIR.golden["outputs"]
+    counters = result["counters"]
+    assert counters["num_drafts"] == PAIR.golden["drafts"]
+    assert counters["num_accepted_tokens"] == PAIR.golden["accepted"]
+    assert counters["num_accepted_tokens_per_pos"] == PAIR.golden["accepted_per_pos"]
+
+
+@pytest.mark.slow
+@pytest.mark.support(param="feature")
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("feature", "engine"),
+    [
+        ("chunked prefill, 64 tokens a step", {"max_num_batched_tokens": 64}),
+        ("chunked prefill, 256 tokens a step", {"max_num_batched_tokens": 256}),
+        ("async scheduling", {"async_scheduling": True}),
+    ],
+)
+def test_drafts_and_outputs_are_golden(
+    feature: str, engine: dict[str, Any], runner: str
+) -> None:
+    slots = {"max_num_seqs": 4} if "max_num_batched_tokens" in engine else {}
+    assert_golden(run_engine(golden_job(engine=engine | slots), runner))
+
+
+@pytest.mark.slow
+@pytest.mark.support("preemption")
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_outputs_are_golden_when_requests_are_preempted(runner: str) -> None:
+    engine = {"num_gpu_blocks_override": 24, "block_size": 16}
+    result = run_engine(golden_job(engine=engine), runner)
+    assert result["batches"][0] == PAIR.golden["outputs"]
+    assert result["counters"]["num_preemptions"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.support("tensor parallel 2")
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_two_ranks_draft_as_one(runner: str, method: str) -> None:
+    job = golden_job(
+        engine={"tensor_parallel_size": 2},
+        settings={"draft_sample_method": method},
+        in_process=False,
+        env=TWO_RANKS,
+    )
+    assert_golden(run_engine(job, runner))
+
+
+@pytest.mark.support(param="feature")
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("feature", "block"),
+    [
+        ("fewer drafts than the trained block, short block", "short"),
+        ("fewer drafts than the trained block, trained block", "trained"),
+    ],
+)
+def test_fewer_drafts_than_trained_are_the_references(
+    feature: str, block: str, runner: str
+) -> None:
+    num_drafts, tokens = 3, 24
+    job = domino_job(
+        PAIR.target,
+        PAIR.draft,
+        [PAIR.prompts],
+        tokens,
+        settings={"num_speculative_tokens": num_drafts, "draft_block": block},
+    )
+    result = run_engine(job, runner)
+    assert result["batches"][0] == [out[:tokens] for out in PAIR.golden["outputs"]]
+    reference = Reference(PAIR.target, PAIR.draft, trained_block=block == "trained")
+    compared = 0
+    for found in result["blocks"]:
+        sequence = (
+            PAIR.prompts[found["request"]] + result["batches"][0][found["request"]]
+        )
+        if found["context"] >= len(sequence):
+            continue
+        context = sequence[: found["context"]]
+        expected = reference.draft(context, found["bonus"], num_drafts)
+        assert found["draft"] == expected.tokens
+        compared += 1
+    assert compared > 50
