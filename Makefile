@@ -12,7 +12,7 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
-.PHONY: help setup demo demo-pair demo-study matrix test test-all lint seams clean
+.PHONY: help setup demo demo-pair demo-study matrix soak test test-all lint seams clean
 
 help:
 	@echo "make demo      serve the small pair with and without Domino, and compare"
@@ -21,6 +21,7 @@ help:
 	@echo "make matrix    run every feature in both runners, write docs/support.md"
 	@echo "make test      set up and run the tests (about 20 minutes on 2 cores)"
 	@echo "make test-all  the long statistics too, and vLLM 0.33's seams; log in .cache"
+	@echo "make soak      half an hour of random requests in both runners"
 	@echo "make lint      ruff and mypy"
 	@echo "make seams     check the table of seams against vLLM 0.33's source"
 
@@ -68,6 +69,18 @@ test-all: $(NEXT)/vllm/__init__.py
 
 matrix: $(READY)
 	$(BIN)/python -m pytest -m support --support-report docs/support.md
+
+# Thirty minutes, both runners side by side; SOAK_MINUTES=5 for less.
+SOAK_MINUTES := 30
+SOAK := $(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
+
+soak: $(READY)
+	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=tests/interpreter \
+	  $(SOAK) --report .cache/soak-v2.json > .cache/soak-v2.log 2>&1 & v2=$$!; \
+	VLLM_USE_V2_MODEL_RUNNER=0 $(SOAK) --report .cache/soak-v1.json \
+	  --method probabilistic > .cache/soak-v1.log 2>&1; v1=$$?; \
+	wait $$v2; v2=$$?; tail -qn 1 .cache/soak-v1.log .cache/soak-v2.log; \
+	exit $$((v1 + v2))
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
 RUNNERS = ("v1", "v2")
-TIMEOUT_S = 600
+TIMEOUT_S = 2400
 # The runner is chosen, and CPU memory for the KV cache kept small, by environment.
 _ENVIRONMENT = {
     "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},

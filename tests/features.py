@@ -55,8 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": _case(),
     # The same again: every full block of the prompts is now in the cache.
     "prefix caching, hit": _case(),
-    # vLLM wants a temperature for n > 1. Its lowest leaves the likeliest tokens, but for
-    # the first prompt's, where two are as likely.
+    # vLLM wants a temperature for n > 1. Its lowest leaves the likeliest tokens, except
+    # for the first prompt's, where two are as likely.
     "n = 4": _case(_PROMPTS[1:], n=4, temperature=0.01),
     "logprobs": _case(logprobs=3),
     "prompt_logprobs": _case(prompt_logprobs=2),

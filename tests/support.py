@@ -77,7 +77,7 @@ def place_of(item: pytest.Item) -> tuple[str, str] | None:
     parameters = getattr(item, "callspec", None)
     values = parameters.params if parameters is not None else {}
     feature = marker.args[0] if marker.args else values[marker.kwargs["param"]]
-    return str(feature), str(marker.kwargs.get("runner", values.get("runner")))
+    return str(feature), str(values.get("runner", values.get("server")))
 
 
 _HEADER = """\

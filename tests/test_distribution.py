@@ -9,7 +9,6 @@ import torch
 
 from tests.engines import BYTES4, run_engine
 from tests.statistics import SMALLEST_P, two_sample_p_value
-from tests.support import not_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -27,25 +26,12 @@ SETTINGS = {
     for temperature in (0.3, 0.8, 1.5)
     for name, given in FILTERS.items()
 }
-RUN = {
-    "v1": list(SETTINGS),
-    "v2": [name for name in SETTINGS if name.endswith("no filter")],
-}
 CELLS = [
-    pytest.param(runner, name, method, f"{name}, {method} drafts")
+    (runner, name, method, f"{name}, {method} drafts")
     for method in METHODS
     for name in SETTINGS
-    for runner in RUN
-    if name in RUN[runner]
+    for runner in DRAWS
 ]
-for _name in SETTINGS:
-    for _method in METHODS:
-        if _name not in RUN["v2"]:
-            not_run(
-                f"{_name}, {_method} drafts",
-                "v2",
-                "vLLM's top-k/top-p kernel does not run in Triton's interpreter",
-            )
 
 
 def _counts(runner: str, count: int, method: str | None) -> dict[str, dict[str, int]]:
@@ -53,7 +39,7 @@ def _counts(runner: str, count: int, method: str | None) -> dict[str, dict[str, 
         "target": str(BYTES4.target),
         "draws": {
             name: {"prompt": PROMPT, "count": count, "sampling": SETTINGS[name]}
-            for name in RUN[runner]
+            for name in SETTINGS
         },
         "engine": {
             "max_num_seqs": 256 if runner == "v1" else 16,

@@ -87,7 +87,8 @@ def test_the_cases_are_what_they_say(runner: str) -> None:
         long_prompts = [
             row
             for row, prompt in zip(cases[name], CASES[name]["prompts"], strict=True)
-            if len(prompt) > BLOCK_SIZE
+            # vLLM computes a drafting request's last cached block again.
+            if len(prompt) > 2 * BLOCK_SIZE
         ]
         assert len(long_prompts) > 1
         assert all((row["cached_tokens"] > 0) == hit for row in long_prompts)

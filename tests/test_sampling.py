@@ -7,7 +7,12 @@ from transformers import Qwen3ForCausalLM
 
 from tests.engines import BYTES4, domino_job, run_engine
 from tests.statistics import SMALLEST_P, p_value
-from vllm_domino.cpu_sampling import expand_batch_to_tokens, is_right
+from vllm_domino.cpu_sampling import (
+    expand_batch_to_tokens,
+    is_right,
+    skipping_no_tokens,
+    takes_no_tokens,
+)
 
 TEMPERATURE = 0.8
 DRAWS = 1500
@@ -60,3 +65,65 @@ def test_expansion_is_right_where_vllms_is_probed_wrong() -> None:
     kept = expand_batch_to_tokens(torch.tensor([3, 9]), torch.tensor([1, 4]), 4, 9, 1)
     assert kept.tolist() == [3, 1, 1, 1]
     assert kept.dtype == torch.int64
+
+
+def test_top_k_bears_a_step_without_drafts() -> None:
+    def like_vllms(
+        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert k is not None
+        return logits.topk(int(k.max())).values
+
+    assert not takes_no_tokens(like_vllms)
+    mended = skipping_no_tokens(like_vllms)
+    assert takes_no_tokens(mended)
+    logits, k = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])
+    assert mended(logits, k, None).tolist() == [[3.0, 2.0]]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.support(param="feature")
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("feature", "method"),
+    [
+        (f"a seeded request repeats itself, {method} drafts", method)
+        for method in ("greedy", "probabilistic")
+    ],
+)
+def test_a_seeded_request_repeats_itself(
+    feature: str, method: str, runner: str
+) -> None:
+    """Alone, again, and among others whose prompts are read in chunks meanwhile."""
+    # vLLM's V1 runner stops on a CPU when a seeded request's prompt comes in chunks,
+    # drafting or not: a CPU generator has no offset to wind back.
+    chunk = {"v1": 512, "v2": 128}[runner]
+    seeded = {"temperature": 0.9, "seed": 42, "max_tokens": 24, "ignore_eos": True}
+    others = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
+    first, rest = BYTES4.prompts[11], BYTES4.prompts[:4]
+    job = {
+        "target": str(BYTES4.target),
+        "speculative_config": {
+            "method": "domino",
+            "model": str(BYTES4.draft),
+            "draft_sample_method": method,
+        },
+        "cases": {
+            "alone": {"prompts": [first], "sampling": [seeded]},
+            "again": {"prompts": [first], "sampling": [seeded]},
+            "among others": {
+                "prompts": [*rest, first],
+                "sampling": [others] * len(rest) + [seeded],
+            },
+            "another seed": {"prompts": [first], "sampling": [seeded | {"seed": 43}]},
+        },
+        "engine": {"max_num_batched_tokens": chunk, "max_num_seqs": 5},
+    }
+    cases = run_engine(job, runner)["cases"]
+    tokens = {
+        name: rows[-1]["completions"][0]["tokens"] for name, rows in cases.items()
+    }
+    assert tokens["again"] == tokens["alone"]
+    assert tokens["among others"] == tokens["alone"]
+    assert tokens["another seed"] != tokens["alone"]

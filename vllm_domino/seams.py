@@ -158,13 +158,20 @@ def _mend_cpu_sampling(device: Any) -> None:
 
     from vllm_domino import cpu_sampling
 
-    if cpu_sampling.is_right(rejection_sampler.expand_batch_to_tokens):
-        return
-    rejection_sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
-    logger.info(
-        "Domino: this vLLM's CPU path verifies sampled drafts against uninitialised "
-        "temperatures; mended for this engine."
-    )
+    if not cpu_sampling.is_right(rejection_sampler.expand_batch_to_tokens):
+        rejection_sampler.expand_batch_to_tokens = cpu_sampling.expand_batch_to_tokens
+        logger.info(
+            "Domino: this vLLM's CPU path verifies sampled drafts against "
+            "uninitialised temperatures; mended for this engine."
+        )
+    if not cpu_sampling.takes_no_tokens(rejection_sampler.apply_top_k_top_p):
+        rejection_sampler.apply_top_k_top_p = cpu_sampling.skipping_no_tokens(
+            rejection_sampler.apply_top_k_top_p
+        )
+        logger.info(
+            "Domino: this vLLM's CPU path fails on top-k in a step without drafts; "
+            "mended for this engine."
+        )
 
 
 SEAMS = (
@@ -263,6 +270,11 @@ SEAMS = (
         "expand_batch_to_tokens",
         "wrong on a CPU; replaced there while Domino drafts",
         ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+    ),
+    Seam(
+        "vllm.v1.sample.rejection_sampler",
+        "apply_top_k_top_p",
+        "fails on a CPU in a step without drafts; replaced there while Domino drafts",
     ),
     Seam(
         "vllm.v1.worker.gpu.model_runner",

@@ -4,14 +4,16 @@
 Put this folder on PYTHONPATH with TRITON_INTERPRET=1. vLLM turns Triton off where no
 driver is active; the interpreter needs none, so one that only says "active" stands in.
 
-The interpreter also keeps a mask that was made of integers (``bits == 0``) in an integer
-array and then refuses it, where the compiler has an i1; it is cast here. Without that,
-vLLM's structured output and ngram kernels do not run.
+The interpreter also keeps a mask that was made of integers (``bits == 0``) in an
+integer array and then refuses it, where the compiler has an i1; it is cast here. Else
+vLLM's structured output and ngram kernels do not run. Its top-k/top-p kernel does not
+run either (a loop's variable is a plain int there): vLLM's torch fallback stands in.
 """
 
 import os
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    import wrapt
     from triton.backends import Backend, backends
     from triton.runtime import interpreter
 
@@ -36,3 +38,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     _with_boolean_mask("create_masked_load", 1)
     _with_boolean_mask("create_masked_store", 2)
+
+    @wrapt.when_imported("vllm.v1.sample.ops.topk_topp_sampler")
+    def _without_its_kernel(module):  # type: ignore[no-untyped-def]
+        module.HAS_TRITON = False
