@@ -10,6 +10,7 @@ recorded where it comes out, in both model runners.
 import json
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -200,13 +201,16 @@ def run(job: dict[str, Any], result_path: Path) -> dict[str, Any]:
         detokenize=False,
     )
     cases = {name: run_case(llm, case) for name, case in job.get("cases", {}).items()}
-    batches = []
+    batches, seconds = [], []
     for prompts in job.get("batches", []):
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        started = time.perf_counter()
         outputs = llm.generate(inputs, sampling, use_tqdm=False)
+        seconds.append(time.perf_counter() - started)
         batches.append([list(o.outputs[0].token_ids) for o in outputs])
     result: dict[str, Any] = {
         "batches": batches,
+        "seconds": seconds,
         "cases": cases,
         "draws": {name: run_draws(llm, d) for name, d in job.get("draws", {}).items()},
         "counters": counters(llm),

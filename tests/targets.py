@@ -33,6 +33,8 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 257,
     "tie_word_embeddings": False,
 }
+# What the LoRA adapter changes.
+ADAPTED = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 # Random weights of the usual size give near-ties; louder ones do not.
 _LOUD = {"initializer_range": 0.2}
 
@@ -103,10 +105,9 @@ def lora_adapter(target: Path, folder: Path, rank: int = 8) -> Path:
     """A random adapter on attention and MLP, loud enough to change the text."""
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)
-    modules = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
     tensors = {}
     for name, weight in load_file(target / "model.safetensors").items():
-        if name.split(".")[-2] not in modules:
+        if name.split(".")[-2] not in ADAPTED:
             continue
         stem = f"base_model.model.{name.removesuffix('.weight')}"
         rows, columns = weight.shape
@@ -118,7 +119,7 @@ def lora_adapter(target: Path, folder: Path, rank: int = 8) -> Path:
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": list(modules),
+        "target_modules": list(ADAPTED),
         "bias": "none",
         "base_model_name_or_path": str(target),
     }
