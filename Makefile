@@ -12,6 +12,9 @@ export VLLM_CPU_KVCACHE_SPACE ?= 1
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
+# A worker a core; the tests of a file share its engines.
+SIDE_BY_SIDE := -n auto --maxprocesses 2 --dist loadfile
+
 .PHONY: help setup demo demo-pair demo-study matrix soak test test-all lint seams clean
 
 help:
@@ -45,7 +48,7 @@ demo-study: $(READY)
 	$(BIN)/python pairs/make_demo_pair.py pairs/demo --study docs/demo-pair
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -64,11 +67,12 @@ seams: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest tests/test_seams.py --vllm-source=$(NEXT)/vllm
 
 test-all: $(NEXT)/vllm/__init__.py
-	$(BIN)/python -m pytest -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
 	  > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 matrix: $(READY)
-	$(BIN)/python -m pytest -m support --support-report docs/support.md
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m support \
+	  --support-report docs/support.md
 
 # Thirty minutes, both runners side by side; SOAK_MINUTES=5 for less.
 SOAK_MINUTES := 30

@@ -26,6 +26,8 @@ _GREEDY_TEMPERATURE = 1e-5
 
 class DominoProposer(DFlashProposer):
     num_speculative_tokens: int
+    max_query_tokens: int
+    max_padded_query_tokens: int
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, runner: Any = None

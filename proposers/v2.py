@@ -24,6 +24,9 @@ from vllm_domino.config import DraftConfig, num_query_rows
 
 class DominoSpeculator(DFlashSpeculator):
     _speculator_name = "Domino"
+    sample_indices: torch.Tensor
+    sample_pos: torch.Tensor
+    sample_idx_mapping: torch.Tensor
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)

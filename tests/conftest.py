@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import SupportReport
+from tests.support import SupportReport, tell_places
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Two engines on the same cores wait for each other at every step; each worker, and
+    # all that it starts, keeps to one core.
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[int(worker.removeprefix("gw")) % len(cores)]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 # No test needs a hub, and none should wait for one.
@@ -31,3 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("--support-report")) is not None:
         config.pluginmanager.register(SupportReport(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tell_places(items)

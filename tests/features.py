@@ -29,7 +29,7 @@ _SCHEMA = {
 
 
 def _case(
-    prompts: list[list[int]] | None = None, tokens: int = 24, **sampling: Any
+    prompts: list[list[int]] | None = None, tokens: int | None = 24, **sampling: Any
 ) -> dict[str, Any]:
     chosen = _PROMPTS if prompts is None else prompts
     settings = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}

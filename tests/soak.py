@@ -166,7 +166,8 @@ class Soak:
     def _memory(self) -> float:
         """Resident MiB."""
         gc.collect()
-        return psutil.Process().memory_info().rss / 2**20
+        resident: int = psutil.Process().memory_info().rss
+        return resident / 2**20
 
     def _line(self) -> str:
         tally = self.tally

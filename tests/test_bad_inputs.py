@@ -10,12 +10,21 @@ import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
 
-from tests.drafts import Edit, TensorEdit, copy_draft, plain_dflash_draft
+from tests.drafts import (
+    Edit,
+    TensorEdit,
+    copy_draft,
+    plain_dflash_draft,
+    read_config,
+)
 from tests.engines import BYTES4
+from tests.targets import gpt2
+from vllm_domino.checkpoint import target_token_ids
+from vllm_domino.config import DraftConfig
 from vllm_domino.errors import CheckpointError, DominoError, DraftConfigError
 
 
-def configure(target: Path, settings: dict[str, Any]) -> Any:
+def configure(target: Path, settings: dict[str, Any], **engine: Any) -> Any:
     """What ``vllm serve`` and ``LLM`` do with a speculative config, engine not started;
     vLLM's ``SpeculativeConfig``."""
     arguments = EngineArgs(
@@ -24,6 +33,7 @@ def configure(target: Path, settings: dict[str, Any]) -> Any:
         dtype="float32",
         max_model_len=512,
         speculative_config=settings,
+        **engine,
     )
     return arguments.create_engine_config().speculative_config
 
@@ -212,10 +222,64 @@ def test_a_domino_draft_under_another_method() -> None:
     assert 'Set "method": "domino"' in message
 
 
-def test_probabilistic_drafting_is_refused() -> None:
-    settings = domino(BYTES4.draft, draft_sample_method="probabilistic")
+def test_an_unknown_draft_block() -> None:
+    settings = domino(BYTES4.draft, draft_block="long")
     message = refusal(DraftConfigError, BYTES4.target, settings)
-    assert "draft_sample_method is 'probabilistic'" in message
+    assert "speculative_config.draft_block is 'long'" in message
+    assert '"trained"' in message
+
+
+def test_local_argmax_is_not_for_a_head() -> None:
+    settings = domino(BYTES4.draft, use_local_argmax_reduction=True)
+    message = refusal(DraftConfigError, BYTES4.target, settings)
+    assert "use_local_argmax_reduction is set" in message
+
+
+def test_adaptive_verification_with_rows_that_are_not_drafted() -> None:
+    settings = domino(
+        BYTES4.draft,
+        num_speculative_tokens=3,
+        draft_block="trained",
+        enable_adaptive_verification=True,
+    )
+    message = refusal(DraftConfigError, BYTES4.target, settings)
+    assert 'set draft_block to "short"' in message
+
+
+def test_a_target_that_hands_out_no_hidden_states(tmp_path: Path) -> None:
+    message = refusal(DraftConfigError, gpt2(tmp_path / "gpt2"), domino(BYTES4.draft))
+    assert "is a GPT2LMHeadModel" in message
+    assert "hidden states" in message
+
+
+def test_pipeline_parallelism() -> None:
+    settings = domino(BYTES4.draft)
+    with pytest.raises(DraftConfigError, match="pipeline_parallel_size is 2"):
+        configure(BYTES4.target, settings, pipeline_parallel_size=2)
+
+
+def test_a_reduced_vocabulary_larger_than_the_targets(
+    broken: Callable[..., Path],
+) -> None:
+    draft = broken(lambda config: config.update(draft_vocab_size=999))
+    message = refusal(DraftConfigError, BYTES4.target, domino(draft))
+    assert "draft_vocab_size is 999" in message
+
+
+def test_a_reduced_vocabulary_without_its_tensors(broken: Callable[..., Path]) -> None:
+    draft = broken(lambda config: config.update(draft_vocab_size=96))
+    message = refusal(CheckpointError, BYTES4.target, domino(draft))
+    assert "no tensor 'd2t', 'lm_head.weight'" in message
+
+
+@pytest.mark.parametrize(
+    "d2t",
+    [torch.tensor([0, 400, 0]), torch.tensor([1, 0, 0]), torch.tensor([-1, 0, 0])],
+)
+def test_a_map_that_leads_nowhere(d2t: torch.Tensor) -> None:
+    config = DraftConfig.from_hf(read_config(BYTES4.draft), "x")
+    with pytest.raises(CheckpointError, match="'d2t' does not map the draft's 3"):
+        target_token_ids(config, d2t, "x")
 
 
 # --- And what is right goes through ---

@@ -85,7 +85,7 @@ def test_a_lora_adapter_on_the_target(runner: str, tmp_path: Path) -> None:
     adapter = targets.lora_adapter(BYTES4.target, tmp_path / "adapter")
     greedy = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
     case = {"prompts": PROMPTS, "sampling": [greedy] * len(PROMPTS)}
-    job = {
+    job: dict[str, Any] = {
         "target": str(BYTES4.target),
         "speculative_config": {"method": "domino", "model": str(BYTES4.draft)},
         "cases": {"with": case | {"lora": str(adapter)}, "without": case},
