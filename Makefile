@@ -23,7 +23,7 @@ help:
 	@echo "make demo-study the same, then train without the curriculum and measure all"
 	@echo "make matrix    run every feature in both runners, write docs/support.md"
 	@echo "make test      set up and run the tests (about 20 minutes on 2 cores)"
-	@echo "make test-all  the long statistics too, and vLLM 0.33's seams; log in .cache"
+	@echo "make test-all  all of it, an hour: statistics, vLLM 0.33's seams, docs/support.md"
 	@echo "make soak      half an hour of random requests in both runners"
 	@echo "make lint      ruff and mypy"
 	@echo "make seams     check the table of seams against vLLM 0.33's source"
@@ -68,7 +68,7 @@ seams: $(NEXT)/vllm/__init__.py
 
 test-all: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
-	  > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
+	  --support-report docs/support.md > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 matrix: $(READY)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m support \

@@ -13,7 +13,7 @@ from tests.statistics import SMALLEST_P, two_sample_p_value
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # In Triton's interpreter a step takes seconds.
-DRAWS = {"v1": 20_000, "v2": 600}
+DRAWS = {"v1": 20_000, "v2": 300}
 PROMPT = BYTES4.prompts[1]
 METHODS = ("greedy", "probabilistic")
 FILTERS: dict[str, dict[str, Any]] = {

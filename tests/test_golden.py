@@ -7,7 +7,10 @@ import pytest
 
 from tests.engines import PAIRS, RUNNERS, Pair, domino_job, run_engine
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.support("trained pairs: outputs, every draft, counters by position"),
+]
 
 
 @pytest.fixture(params=RUNNERS)

@@ -12,7 +12,10 @@ from tests.drafts import random_unshifted_draft
 from tests.engines import BYTES4, RUNNERS, domino_job, run_engine
 from tests.reference import Reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.support("shift_label false, no pure prefix: drafts and hidden states"),
+]
 
 TRAINED_K = 7  # block 8 without shift
 SHORT_K = 3
