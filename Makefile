@@ -80,8 +80,10 @@ SOAK := $(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
 soak: $(READY)
 	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=tests/interpreter \
+	  VLLM_CPU_OMP_THREADS_BIND=1 OMP_NUM_THREADS=1 \
 	  $(SOAK) --report .cache/soak-v2.json > .cache/soak-v2.log 2>&1 & v2=$$!; \
-	VLLM_USE_V2_MODEL_RUNNER=0 $(SOAK) --report .cache/soak-v1.json \
+	VLLM_USE_V2_MODEL_RUNNER=0 VLLM_CPU_OMP_THREADS_BIND=0 OMP_NUM_THREADS=1 \
+	  $(SOAK) --report .cache/soak-v1.json \
 	  --method probabilistic > .cache/soak-v1.log 2>&1; v1=$$?; \
 	wait $$v2; v2=$$?; tail -qn 1 .cache/soak-v1.log .cache/soak-v2.log; \
 	exit $$((v1 + v2))

@@ -304,6 +304,12 @@ SEAMS = (
     ),
     Seam(
         "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
+        "DFlashSpeculator._num_graph_context_tokens",
+        "context rows of a captured step; a trained block's columns may be more",
+        ("self", "num_reqs"),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
         "DFlashSpeculator._run_model",
         "runs the backbone over the query block",
         (
