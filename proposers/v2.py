@@ -61,8 +61,9 @@ class DominoSpeculator(DFlashSpeculator):
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         # What a request may verify at once, however many columns its block has.
-        verified: int = self.speculative_config.num_speculative_tokens + 1
-        return min(num_reqs * verified, self.max_num_tokens)
+        verified = self.speculative_config.num_speculative_tokens + 1
+        num_tokens: int = min(num_reqs * verified, self.max_num_tokens)
+        return num_tokens
 
     def _drafted(self, column_buffer: torch.Tensor, num_reqs: int) -> torch.Tensor:
         """A per-column buffer's entries of the columns that are drafted: (B, K)."""
