@@ -8,6 +8,8 @@ The interpreter also keeps a mask that was made of integers (``bits == 0``) in a
 integer array and then refuses it, where the compiler has an i1; it is cast here. Else
 vLLM's structured output and ngram kernels do not run. Its top-k/top-p kernel does not
 run either (a loop's variable is a plain int there): vLLM's torch fallback stands in.
+libdevice is a table of names that a GPU's compiler fills in; NumPy fills in the two
+that vLLM's sampler calls, or a rejected probabilistic draft could not be resampled.
 """
 
 import os
@@ -42,3 +44,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     @wrapt.when_imported("vllm.v1.sample.ops.topk_topp_sampler")
     def _without_its_kernel(module):  # type: ignore[no-untyped-def]
         module.HAS_TRITON = False
+
+    @wrapt.when_imported("triton.language.extra.libdevice")
+    def _from_numpy(module):  # type: ignore[no-untyped-def]
+        import numpy as np
+        import triton.language as tl
+
+        def log1p(x):  # type: ignore[no-untyped-def]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                data = np.log1p(x.handle.data)
+            return tl.tensor(interpreter.TensorHandle(data, x.dtype), x.type)
+
+        def isnan(x):  # type: ignore[no-untyped-def]
+            data = np.isnan(x.handle.data).astype(np.int32)
+            return tl.tensor(
+                interpreter.TensorHandle(data, tl.int32), x.type.with_element_ty(tl.int32)
+            )
+
+        module.log1p, module.isnan = log1p, isnan
