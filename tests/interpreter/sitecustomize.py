@@ -57,8 +57,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
         def isnan(x):  # type: ignore[no-untyped-def]
             data = np.isnan(x.handle.data).astype(np.int32)
-            return tl.tensor(
-                interpreter.TensorHandle(data, tl.int32), x.type.with_element_ty(tl.int32)
-            )
+            handle = interpreter.TensorHandle(data, tl.int32)
+            return tl.tensor(handle, x.type.with_element_ty(tl.int32))
 
         module.log1p, module.isnan = log1p, isnan
