@@ -18,7 +18,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 from vllm.v1.spec_decode.dflash import DFlashProposer
 
-from vllm_domino.config import DraftConfig, num_query_rows
+from vllm_domino.config import Drafting, num_query_rows
 
 # Below it a temperature means greedy, as in vLLM's sampler.
 _GREEDY_TEMPERATURE = 1e-5
@@ -34,7 +34,7 @@ class DominoProposer(DFlashProposer):
     ) -> None:
         super().__init__(vllm_config, device, runner)
         self._runner = runner
-        self.shift_label = DraftConfig.of(self.draft_model_config).shift_label
+        self.shift_label = Drafting.of(self.draft_model_config).draft.shift_label
         self.num_query_rows = num_query_rows(self.speculative_config)
         self._reserve_rows(self.max_batch_size * self.num_query_rows)
 

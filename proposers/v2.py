@@ -19,7 +19,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
-from vllm_domino.config import DraftConfig, num_query_rows
+from vllm_domino.config import Drafting, num_query_rows
 
 
 class DominoSpeculator(DFlashSpeculator):
@@ -31,7 +31,7 @@ class DominoSpeculator(DFlashSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.num_drafts = self.num_speculative_steps
-        draft_config = DraftConfig.of(self.draft_model_config)
+        draft_config = Drafting.of(self.draft_model_config).draft
         self.sample_from_anchor = draft_config.shift_label
         self.num_query_per_req = num_query_rows(self.speculative_config)
         self._reserve_columns(self.num_query_per_req - (not self.sample_from_anchor))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vllm_domino.checkpoint import backbone_shapes, head_shapes
-from vllm_domino.config import DraftConfig
+from vllm_domino.makers import read
 
 Edit = Callable[[dict[str, Any]], None]
 TensorEdit = Callable[[dict[str, torch.Tensor]], None]
@@ -46,7 +46,7 @@ def random_unshifted_draft(like: Path, folder: Path, seed: int = 7) -> Path:
     config = read_config(like)
     config["architectures"] = ["DFlashDraftModel"]
     config["dflash_config"] |= {"shift_label": False, "pure_draft_prefix_len": 0}
-    shapes = DraftConfig.from_hf(config, str(folder))
+    shapes = read(config, str(folder))[0]
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in (head_shapes(shapes) | backbone_shapes(shapes)).items():

@@ -117,8 +117,8 @@ def _run(job: str, runner: str, python: str) -> dict[str, Any]:
 def run_engine(
     job: dict[str, Any], runner: str, python: str = sys.executable
 ) -> dict[str, Any]:
-    """A job's result; the same job runs once a session."""
-    return _run(json.dumps(job, sort_keys=True), runner, python)
+    """A job's result; the same job runs once a session, its cases in their order."""
+    return _run(json.dumps(job), runner, python)
 
 
 def domino_job(

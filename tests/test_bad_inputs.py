@@ -20,8 +20,8 @@ from tests.drafts import (
 from tests.engines import BYTES4
 from tests.targets import gpt2
 from vllm_domino.checkpoint import target_token_ids
-from vllm_domino.config import DraftConfig
 from vllm_domino.errors import CheckpointError, DominoError, DraftConfigError
+from vllm_domino.makers import read
 
 
 def configure(target: Path, settings: dict[str, Any], **engine: Any) -> Any:
@@ -277,7 +277,7 @@ def test_a_reduced_vocabulary_without_its_tensors(broken: Callable[..., Path]) -
     [torch.tensor([0, 400, 0]), torch.tensor([1, 0, 0]), torch.tensor([-1, 0, 0])],
 )
 def test_a_map_that_leads_nowhere(d2t: torch.Tensor) -> None:
-    config = DraftConfig.from_hf(read_config(BYTES4.draft), "x")
+    config = read(read_config(BYTES4.draft), "x")[0]
     with pytest.raises(CheckpointError, match="'d2t' does not map the draft's 3"):
         target_token_ids(config, d2t, "x")
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from tests.engines import BYTES4, ROOT
 from vllm_domino.checkpoint import check_folder
-from vllm_domino.config import DraftConfig
+from vllm_domino.makers import read
 from vllm_domino.training.plot import read_metrics
 
 STEPS = 12
@@ -121,7 +121,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, data: Path) -> No
         assert (tmp_path / name / "run.png").stat().st_size > 1000
         assert list((tmp_path / name / "tensorboard").rglob("events.*"))
     raw = json.loads((tmp_path / "whole/draft/config.json").read_text())
-    check_folder(DraftConfig.from_hf(raw, "draft"), tmp_path / "whole/draft")
+    check_folder(*read(raw, "draft"), tmp_path / "whole/draft")
 
 
 def test_two_processes_are_one_with_twice_the_accumulation(

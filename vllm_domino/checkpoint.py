@@ -6,21 +6,20 @@ it; acceptance falls and nothing says why. So every name and shape is checked, f
 files' headers before an engine starts and again as the tensors arrive.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from vllm_domino.config import DraftConfig
 from vllm_domino.errors import CheckpointError
+from vllm_domino.makers.layout import Maker
+from vllm_domino.weights import WeightFiles
 
 Shape = tuple[int, ...]
 
 HEAD_PREFIXES = ("prefix_gru.", "embed_proj.")
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def head_shapes(config: DraftConfig) -> dict[str, Shape]:
@@ -82,14 +81,18 @@ def backbone_shapes(config: DraftConfig) -> dict[str, Shape]:
 def optional_shapes(config: DraftConfig) -> dict[str, Shape]:
     """Tensors a draft may bring along; without them it uses the target's."""
     table = (config.vocab_size, config.hidden_size)
+    optional = {"embed_tokens.weight": table, "mask_embedding": (config.hidden_size,)}
     if config.has_reduced_vocab:
         # t2d marks what d2t lists.
-        return {"embed_tokens.weight": table, "t2d": (config.vocab_size,)}
-    return {"embed_tokens.weight": table, "lm_head.weight": table}
+        return optional | {"t2d": (config.vocab_size,)}
+    return optional | {"lm_head.weight": table}
 
 
-def check_tensors(config: DraftConfig, found: Mapping[str, Shape], source: str) -> None:
-    """Raises ``CheckpointError`` unless ``found`` is a whole draft and nothing else."""
+def check_tensors(
+    config: DraftConfig, maker: Maker, found: Mapping[str, Shape], source: str
+) -> None:
+    """Raises ``CheckpointError`` unless ``found``, by our names, is a whole draft and
+    nothing else."""
     required = (
         head_shapes(config) | backbone_shapes(config) | reduced_vocab_shapes(config)
     )
@@ -103,8 +106,9 @@ def check_tensors(config: DraftConfig, found: Mapping[str, Shape], source: str) 
     if extra := sorted(found.keys() - known.keys()):
         raise CheckpointError(
             f"{source}: tensor {_names(extra)} is not part of a Domino draft with "
-            "this config.json, and leaving it out would change the drafts. Check that "
-            "weights and config.json are from the same export."
+            f"this config.json (read as {maker.title}'s), and leaving it out would "
+            "change the drafts. Check that weights and config.json are from the same "
+            "export."
         )
     for name, shape in found.items():
         if tuple(shape) != known[name]:
@@ -134,52 +138,54 @@ def target_token_ids(
     return ids
 
 
-def check_folder(config: DraftConfig, folder: Path) -> None:
-    """``check_tensors`` on a local checkpoint, from its safetensors headers alone."""
-    found: dict[str, Shape] = {}
-    for file in _weight_files(folder):
-        found |= _read_header(file)
-    check_tensors(config, found, str(folder))
+def check_folder(
+    config: DraftConfig, maker: Maker, folder: Path, allow_pickle: bool = False
+) -> None:
+    """Reads a local checkpoint through, and raises unless it is whole and sound.
 
-
-def _weight_files(folder: Path) -> Iterator[Path]:
-    index = folder / _INDEX_FILE
-    if not index.is_file():
-        if not (folder / _SINGLE_FILE).is_file():
+    Raises:
+        CheckpointError: As ``check_tensors`` and ``check_values``.
+    """
+    source = str(folder)
+    shapes: dict[str, Shape] = {}
+    for name, tensor in WeightFiles.of(folder, allow_pickle).tensors():
+        check_values(config, maker, name, tensor, source)
+        if (ours := maker.ours(name)) in shapes:
             raise CheckpointError(
-                f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE} is there. A "
-                "Domino draft is read from safetensors only: export it as such."
+                f"{source}: tensor {ours!r} is there twice, once as {name!r}. Fetch or "
+                "export the draft again."
             )
-        yield folder / _SINGLE_FILE
-        return
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{index}: not a safetensors index ({error}). Fetch or export the draft "
-            "again."
-        ) from None
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(
-                f"{index} names {name!r}, which is not there. The download is "
-                "incomplete: fetch the draft again."
-            )
-        yield folder / name
+        shapes[ours] = tuple(tensor.shape)
+    check_tensors(config, maker, shapes, source)
 
 
-def _read_header(file: Path) -> dict[str, Shape]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return {
-                name: tuple(tensors.get_slice(name).get_shape())
-                for name in tensors.keys()  # noqa: SIM118 - not a mapping
-            }
-    except (SafetensorError, OSError) as error:
+def check_values(
+    config: DraftConfig, maker: Maker, name: str, tensor: torch.Tensor, source: str
+) -> None:
+    """Raises ``CheckpointError`` for a tensor of the wrong kind, or not finite."""
+    ours = maker.ours(name)
+    wanted = "bool" if ours == "t2d" else "integer" if ours == "d2t" else "float"
+    if wanted != _kind(tensor.dtype):
         raise CheckpointError(
-            f"{file}: not a whole safetensors file ({error}). The download or the "
-            "export was cut short: fetch or export the draft again."
-        ) from None
+            f"{source}: tensor {name!r} holds {tensor.dtype} values; expected {wanted} "
+            "ones. Export the draft again, unquantised."
+        )
+    if wanted == "float" and not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(
+            f"{source}: tensor {name!r} holds values that are not finite (NaN or "
+            "infinity). The training diverged or the file is damaged: use an earlier "
+            "checkpoint, or fetch the draft again."
+        )
+    if ours == "d2t" and tensor.dim() == 1 and tensor.numel():
+        target_token_ids(config, tensor, source)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype in _FLOATS:
+        return "float"
+    if dtype == torch.bool:
+        return "bool"
+    return "integer" if not (dtype.is_floating_point or dtype.is_complex) else "other"
 
 
 def _names(names: list[str], shown: int = 3) -> str:

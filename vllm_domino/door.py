@@ -6,7 +6,6 @@ architecture says the rest. Everything that can be wrong with a draft is found h
 before an engine starts: its config, whether it fits the target, and its weights' names.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_domino.checkpoint import check_folder
-from vllm_domino.config import DraftConfig, RuntimeConfig, is_domino, set_runtime
+from vllm_domino.config import DraftConfig, Drafting, RuntimeConfig
+from vllm_domino.config_file import looks_local, read_config
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.seams import ARCHITECTURE
+from vllm_domino.makers import is_domino, read
+from vllm_domino.makers.layout import architectures, head_section
+from vllm_domino.seams import ARCHITECTURE, register_architectures
 
 METHOD = "domino"
 # Methods under which a Domino checkpoint is taken for what it is.
@@ -61,7 +63,7 @@ def domino_request(engine_args: Any) -> Request | None:
         )
     if not isinstance(model, str):
         return None
-    raw = _read_config(model, settings.get("revision"), required=method == METHOD)
+    raw = _config_of(model, settings.get("revision"), required=method == METHOD)
     if raw is None or (method != METHOD and not is_domino(raw)):
         return None
     if method not in _DOMINO_METHODS:
@@ -89,13 +91,15 @@ def prepare(
     Raises:
         DominoError: The draft, the target and the settings do not go together.
     """
-    config = DraftConfig.from_hf(request.raw, request.draft)
+    config, maker = read(request.raw, request.draft)
     _check_fit(config, request.draft, target_model_config)
     _check_target(target_model_config, target_parallel_config)
     num_drafts = _num_drafts(config, request)
     _check_settings(request, num_drafts < config.max_drafts)
     if (folder := Path(request.draft)).is_dir():
-        check_folder(config, folder)
+        check_folder(config, maker, folder, request.runtime.allow_pickle)
+    # vLLM looks the name in config.json up before anyone can change it.
+    register_architectures(architectures(request.raw))
     for flag in _FLAGS.values():
         setattr(engine_args, flag, None)
     engine_args.speculative_config = request.settings | {
@@ -105,9 +109,16 @@ def prepare(
 
 
 def finish(config: Any, request: Request) -> Any:
-    """Names our model in the ``SpeculativeConfig`` that vLLM made of the request."""
-    config.draft_model_config.hf_config.architectures = [ARCHITECTURE]
-    set_runtime(config.draft_model_config, request.runtime)
+    """Names our model in the ``SpeculativeConfig`` that vLLM made of the request, and
+    says there, by the released drafts' names, what vLLM itself asks a draft."""
+    draft, maker = read(request.raw, request.draft)
+    hf_config = config.draft_model_config.hf_config
+    hf_config.architectures = [ARCHITECTURE]
+    hf_config.dflash_config = head_section(draft) | {"causal": False}
+    hf_config.draft_vocab_size = draft.drafted_vocab
+    Drafting(draft=draft, maker=maker.name, runtime=request.runtime).attach(
+        config.draft_model_config
+    )
     config.update_arch_()
     return config
 
@@ -126,38 +137,19 @@ def _settings(engine_args: Any) -> dict[str, Any] | None:
     return None if flags.keys() & settings.keys() else settings | flags
 
 
-def _read_config(
+def _config_of(
     model: str, revision: str | None, required: bool
 ) -> dict[str, Any] | None:
     """The draft's config.json. Where it cannot be had and Domino was not asked for by
     name, None: the config is another method's, and vLLM says what it thinks of it."""
-    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
-
-    problem = "there is none"
-    if required and _looks_local(model) and not Path(model).is_dir():
-        raise DraftConfigError(
-            f"speculative_config.model is {model!r}, and there is no such folder. "
-            "Give the path of a Domino draft, or its hub id (owner/name)."
-        )
-    try:
-        raw = get_hf_file_to_dict("config.json", model, revision or "main")
-    except json.JSONDecodeError as error:
-        raw, problem = None, f"it is not JSON: {error}"
-    except Exception as error:  # the hub's client raises many kinds
-        raw, problem = None, str(error)
-    if isinstance(raw, dict):
-        return raw
     if required:
-        raise DraftConfigError(
-            f"{model}: config.json cannot be read ({problem}). Check the path or hub "
-            "id, its revision, and that a hub can be reached if it is not a folder."
-        )
-    return None
-
-
-def _looks_local(model: str) -> bool:
-    """Whether this can only be a path: hub ids are ``name`` or ``owner/name``."""
-    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+        return read_config(model, revision)
+    if looks_local(model) and not Path(model).is_dir():
+        return None
+    try:
+        return read_config(model, revision)
+    except DraftConfigError:
+        return None
 
 
 def _check_fit(config: DraftConfig, draft: str, target_model_config: Any) -> None:

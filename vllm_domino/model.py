@@ -28,9 +28,15 @@ from vllm.model_executor.models.qwen3_dflash import (
     DFlashQwen3Model,
 )
 
-from vllm_domino.checkpoint import HEAD_PREFIXES, check_tensors, target_token_ids
-from vllm_domino.config import DraftConfig, num_query_rows
+from vllm_domino.checkpoint import (
+    HEAD_PREFIXES,
+    check_tensors,
+    check_values,
+    target_token_ids,
+)
+from vllm_domino.config import Drafting, num_query_rows
 from vllm_domino.head import DominoHead, HeadShape, Pick, rollout
+from vllm_domino.makers import BY_NAME
 
 logger = logging.getLogger("vllm.domino")
 
@@ -60,7 +66,9 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.source: str = self.draft_model_config.model
-        self.draft_config = DraftConfig.of(self.draft_model_config)
+        drafting = Drafting.of(self.draft_model_config)
+        self.draft_config = drafting.draft
+        self._maker = BY_NAME[drafting.maker]
         # This rank's part of the vocabulary, padding included. The lm_head is replaced
         # by the target's, which is cut at the same places.
         self._shard = self.lm_head.shard_indices
@@ -82,10 +90,11 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         if get_tensor_model_parallel_rank() > 0:
             return
         logger.info(
-            "Domino: draft %s, %d query rows a block (trained with %d), "
+            "Domino: draft %s (%s), %d query rows a block (trained with %d), "
             "num_speculative_tokens %d, %s model runner, head dense over %d tokens, "
             "drafts %s",
             self.source,
+            self._maker.title,
             num_query_rows(speculative_config),
             self.draft_config.block_size,
             speculative_config.num_speculative_tokens,
@@ -163,9 +172,12 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        tensors = dict(weights)
+        tensors = {}
+        for name, tensor in weights:
+            check_values(self.draft_config, self._maker, name, tensor, self.source)
+            tensors[self._maker.ours(name)] = tensor
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        check_tensors(self.draft_config, shapes, self.source)
+        check_tensors(self.draft_config, self._maker, shapes, self.source)
         head = {
             name: tensors.pop(name)
             for name in list(tensors)
@@ -175,6 +187,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         if "d2t" in tensors:
             ids = target_token_ids(self.draft_config, tensors["d2t"], self.source)
             self._target_ids = ids.to(self.head.embed_proj[2].weight.device)
+        if "mask_embedding" in tensors:
+            self.model.has_separate_mask_embedding = True
         super().load_weights(tensors.items())
         self.head.load_state_dict(head)
 

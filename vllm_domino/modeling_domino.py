@@ -9,6 +9,7 @@ Attention goes through Transformers' own switch, so ``attn_implementation`` may 
 "eager", "sdpa", "flash_attention_2" or "flex_attention"; "xformers" is registered here.
 """
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,15 +33,16 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from vllm_domino.config import DOMINO_PROJECTOR, DraftConfig
 from vllm_domino.errors import CheckpointError, DraftConfigError
 from vllm_domino.head import HeadShape, HeadSteps
+from vllm_domino.makers import is_domino, maker_of, read
+from vllm_domino.makers.layout import DOMINO_PROJECTOR, write_flat
+from vllm_domino.makers.released import ARCHITECTURE as RELEASED_ARCHITECTURE
 
 if TYPE_CHECKING:
     from vllm_domino.generation import SpecGenerateOutput
 
 # Names on disk; what tells Domino from plain DFlash is dflash_config.projector_type.
-RELEASED_ARCHITECTURE = "DFlashDraftModel"
 RELEASED_MODEL_TYPE = "qwen3"
 
 
@@ -55,6 +57,9 @@ class DominoConfig(Qwen3Config):
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         raw, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if is_domino(raw):
+            draft, maker = read(raw, str(pretrained_model_name_or_path))
+            raw = write_flat(draft, maker.backbone(raw), RELEASED_ARCHITECTURE)
         if raw.get("model_type") == RELEASED_MODEL_TYPE and "dflash_config" in raw:
             raw["model_type"] = cls.model_type
         return raw, unused
@@ -186,7 +191,7 @@ class DominoDraftModel(HeadSteps, PreTrainedModel):
         section = config.dflash_config
         if section.get("projector_type") is not None:
             source = config.name_or_path or "the draft"
-            if DraftConfig.from_hf(config.to_dict(), source).has_reduced_vocab:
+            if read(config.to_dict(), source)[0].has_reduced_vocab:
                 raise DraftConfigError(
                     f"{source}: draft_vocab_size is {config.draft_vocab_size}, less "
                     f"than vocab_size ({config.vocab_size}). Under Transformers a "
@@ -226,6 +231,9 @@ class DominoDraftModel(HeadSteps, PreTrainedModel):
             DominoError: The config or the tensors are not those of a whole draft.
         """
         with_info = kwargs.pop("output_loading_info", False)
+        # Pickled weights can run code; the user may still say use_safetensors=False.
+        kwargs.setdefault("use_safetensors", True)
+        kwargs.setdefault("key_mapping", _our_names(source, kwargs.get("revision")))
         model, info = super().from_pretrained(
             source, *args, output_loading_info=True, **kwargs
         )
@@ -332,6 +340,14 @@ class DominoDraftModel(HeadSteps, PreTrainedModel):
             **generate_kwargs,
         )
         return output
+
+
+def _our_names(source: Any, revision: str | None) -> dict[str, str]:
+    """Patterns of a maker's tensor names -> ours."""
+    raw, _ = Qwen3Config.get_config_dict(source, revision=revision or "main")
+    maker = maker_of(raw)
+    prefixes = maker.prefixes if maker is not None else ()
+    return {f"^{re.escape(theirs)}": ours for theirs, ours in prefixes}
 
 
 def xformers_attention(

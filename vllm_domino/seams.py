@@ -115,6 +115,15 @@ def _patch_model_registry(module: ModuleType) -> None:
         module.ModelRegistry.register_model(name, _MODEL_CLASS)
 
 
+def register_architectures(names: list[str]) -> None:
+    """Makes vLLM know a Domino draft by the names in its config.json. Those that it
+    knows already, which others use too, keep their meaning."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for name in set(names) - set(ModelRegistry.get_supported_archs()):
+        ModelRegistry.register_model(name, _MODEL_CLASS)
+
+
 def _patch_v1_proposer(module: ModuleType) -> None:
     """The runner builds ``DFlashProposer(...)`` and also asks ``isinstance`` of it, so
     a class must stand there: one that builds the right proposer and otherwise answers
@@ -201,12 +210,6 @@ SEAMS = (
         "KV slots a block takes, for the same reason",
         ("self",),
         patch=_patch_lookahead,
-    ),
-    Seam(
-        "vllm.transformers_utils.repo_utils",
-        "get_hf_file_to_dict",
-        "reads a draft's config.json from a folder or a hub",
-        ("file_name", "model", "revision"),
     ),
     Seam(
         "vllm.model_executor.models.interfaces",

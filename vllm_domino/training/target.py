@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vllm_domino.config import DOMINO_PROJECTOR
+from vllm_domino.makers.layout import DOMINO_PROJECTOR
 from vllm_domino.modeling_domino import DominoConfig, DominoDraftModel
 from vllm_domino.training.data import PADDING, Packs
 from vllm_domino.training.recipe import Recipe, RecipeError

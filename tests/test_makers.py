@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that each maker's own package wrote (tests/makers/README.md), in vLLM and
+under Transformers: drafts are those of that maker's own modules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines import BYTES4, RUNNERS, domino_job, run_engine
+from tests.makers import common
+from vllm_domino.head import rollout
+from vllm_domino.makers import read
+from vllm_domino.modeling_domino import DominoDraftModel
+
+FOLDERS = {
+    "specforge": "specforge",
+    "specforge-logit-head": "specforge",
+    "automodel": "automodel",
+    "modelopt": "modelopt",
+}
+folders = pytest.mark.parametrize("folder", FOLDERS)
+
+
+def expected_blocks(folder: str) -> dict[tuple[int, int], list[int]]:
+    """The maker's drafts by (request, context length)."""
+    loaded = json.loads((common.DATA / folder / common.EXPECTED).read_text())
+    return {(b["request"], b["context"]): b["draft"] for b in loaded["blocks"]}
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return loaded
+
+
+@folders
+def test_the_maker_is_recognised(folder: str) -> None:
+    _, maker = read(config_of(common.DATA / folder), folder)
+    assert maker.name == FOLDERS[folder]
+
+
+@pytest.mark.engine
+@pytest.mark.support(param="folder")
+@pytest.mark.parametrize("runner", RUNNERS)
+@folders
+def test_drafts_in_vllm_are_the_makers(folder: str, runner: str) -> None:
+    job = domino_job(
+        BYTES4.target,
+        common.DATA / folder,
+        [[BYTES4.prompts[request] for request in common.REQUESTS]],
+        common.ANSWER_TOKENS,
+    )
+    result = run_engine(job, runner)
+    for output, request in zip(result["batches"][0], common.REQUESTS, strict=True):
+        assert output == BYTES4.golden["outputs"][request][: common.ANSWER_TOKENS]
+    expected = expected_blocks(folder)
+    compared = 0
+    for block in result["blocks"]:
+        key = (common.REQUESTS[block["request"]], block["context"])
+        if key in expected:
+            drafts = expected[key]
+            assert block["draft"][: len(drafts)] == drafts
+            compared += 1
+    assert compared >= 30
+
+
+@folders
+def test_drafts_under_transformers_are_the_makers(folder: str) -> None:
+    target = common.load_target()
+    draft = DominoDraftModel.from_pretrained(
+        common.DATA / folder, dtype=torch.float32
+    ).eval()
+    expected = expected_blocks(folder)
+    for request, context, bonus in common.contexts():
+        block = common.block_of(bonus)
+        with torch.no_grad():
+            rows, _ = draft(
+                inputs_embeds=target.model.embed_tokens(block),
+                target_hidden=common.target_features(target, context),
+                position_ids=torch.arange(len(context) + block.shape[1])[None],
+            )
+            predicting = rows if draft.shift_label else rows[:, 1:]
+            base = target.lm_head(predicting)
+            first = torch.tensor([bonus])
+            drafts = rollout(draft, predicting, base, first, target.model.embed_tokens)
+        wanted = expected[request, len(context)]
+        assert drafts[0].tolist()[: len(wanted)] == wanted
