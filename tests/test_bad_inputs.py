@@ -125,9 +125,9 @@ def test_an_unknown_projector_type(broken: Callable[..., Path]) -> None:
 
 
 def test_a_field_that_is_not_there_is_named(broken: Callable[..., Path]) -> None:
-    draft = broken(lambda config: config["dflash_config"].pop("shift_label"))
+    draft = broken(lambda config: config["dflash_config"].pop("emb_dim"))
     message = refusal(DraftConfigError, BYTES4.target, domino(draft))
-    assert "config.json has no dflash_config.shift_label" in message
+    assert "config.json has no dflash_config.emb_dim" in message
 
 
 def test_a_field_of_the_wrong_type_is_named(broken: Callable[..., Path]) -> None:

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.engine.arg_utils import EngineArgs
 
 from tests.engines import BYTES4, RUNNERS, domino_job, run_engine
 from tests.makers import common
 from vllm_domino.head import rollout
 from vllm_domino.makers import read
 from vllm_domino.modeling_domino import DominoDraftModel
+from vllm_domino.seams import drafts_with_domino
 
 FOLDERS = {
     "specforge": "specforge",
     "specforge-logit-head": "specforge",
     "automodel": "automodel",
     "modelopt": "modelopt",
+    "speculators": "speculators",
 }
+# Under Transformers a draft must know the whole vocabulary.
+WHOLE_VOCABULARY = [folder for folder in FOLDERS if folder != "speculators"]
 folders = pytest.mark.parametrize("folder", FOLDERS)
 
 
@@ -66,7 +71,7 @@ def test_drafts_in_vllm_are_the_makers(folder: str, runner: str) -> None:
     assert compared >= 30
 
 
-@folders
+@pytest.mark.parametrize("folder", WHOLE_VOCABULARY)
 def test_drafts_under_transformers_are_the_makers(folder: str) -> None:
     target = common.load_target()
     draft = DominoDraftModel.from_pretrained(
@@ -87,3 +92,18 @@ def test_drafts_under_transformers_are_the_makers(folder: str) -> None:
             drafts = rollout(draft, predicting, base, first, target.model.embed_tokens)
         wanted = expected[request, len(context)]
         assert drafts[0].tolist()[: len(wanted)] == wanted
+
+
+def test_a_speculators_draft_alone_brings_its_target() -> None:
+    """``vllm serve <draft>``, as vLLM does it for other speculators."""
+    draft = common.DATA / "speculators"
+    verifier = config_of(draft)["speculators_config"]["verifier"]["name_or_path"]
+    arguments = EngineArgs(
+        model=str(draft), skip_tokenizer_init=True, dtype="float32", max_model_len=256
+    )
+    config = arguments.create_engine_config()
+    assert config.model_config.model == verifier
+    assert config.speculative_config.draft_model_config.model == str(draft)
+    assert drafts_with_domino(config)
+    # What its proposal says, one fewer than it was trained to draft.
+    assert config.speculative_config.num_speculative_tokens == common.BLOCK_SIZE - 1

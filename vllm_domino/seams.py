@@ -120,6 +120,8 @@ def register_architectures(names: list[str]) -> None:
     knows already, which others use too, keep their meaning."""
     from vllm.model_executor.models.registry import ModelRegistry
 
+    # On the way vLLM puts DFlash before a name that does not begin with it.
+    names = [*names, *(f"DFlash{name}" for name in names)]
     for name in set(names) - set(ModelRegistry.get_supported_archs()):
         ModelRegistry.register_model(name, _MODEL_CLASS)
 
