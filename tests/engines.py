@@ -58,6 +58,7 @@ class Pair:
 
 
 BYTES4 = Pair(ROOT / "pairs" / "bytes4")
+DEMO = ROOT / "pairs" / "demo"
 # 25 MB, so not in the repository; where it lies beside it, it is tested too.
 BYTES8 = Pair(ROOT.parent / "shared" / "pairs" / "bytes8")
 PAIRS = [pair for pair in (BYTES4, BYTES8) if pair.folder.is_dir()]

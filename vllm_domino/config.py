@@ -73,7 +73,10 @@ class DraftConfig(BaseModel):
         gt=0, le=_MAX_HEADS, description="K/V heads a layer."
     )
     head_dim: StrictInt = Field(
-        gt=0, le=_MAX_WIDTH, description="Width of one attention head."
+        default=128,
+        gt=0,
+        le=_MAX_WIDTH,
+        description="Width of one attention head; Qwen3's own default if left out.",
     )
     intermediate_size: StrictInt = Field(
         gt=0, le=_MAX_WIDTH, description="Width of the MLP."

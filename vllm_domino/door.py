@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vllm_domino.backbone import require_backbone
 from vllm_domino.checkpoint import check_folder
 from vllm_domino.config import DraftConfig, Drafting, RuntimeConfig
 from vllm_domino.config_file import looks_local, read_config
 from vllm_domino.errors import DraftConfigError
+from vllm_domino.fit import TargetShape, require_fit
 from vllm_domino.makers import is_domino, read
 from vllm_domino.makers.layout import architectures, head_section
 from vllm_domino.seams import ARCHITECTURE, register_architectures
@@ -92,7 +94,14 @@ def prepare(
         DominoError: The draft, the target and the settings do not go together.
     """
     config, maker = read(request.raw, request.draft)
-    _check_fit(config, request.draft, target_model_config)
+    require_backbone(request.raw, maker, request.draft)
+    shape = TargetShape(
+        name=target_model_config.model,
+        hidden_size=target_model_config.get_hidden_size(),
+        vocab_size=target_model_config.get_vocab_size(),
+        num_layers=target_model_config.get_total_num_hidden_layers(),
+    )
+    require_fit(config, request.draft, shape)
     _check_target(target_model_config, target_parallel_config)
     num_drafts = _num_drafts(config, request)
     _check_settings(request, num_drafts < config.max_drafts)
@@ -150,33 +159,6 @@ def _config_of(
         return read_config(model, revision)
     except DraftConfigError:
         return None
-
-
-def _check_fit(config: DraftConfig, draft: str, target_model_config: Any) -> None:
-    target = target_model_config.model
-    layers = target_model_config.get_total_num_hidden_layers()
-    for field, found, wanted in (
-        ("hidden_size", config.hidden_size, target_model_config.get_hidden_size()),
-        ("vocab_size", config.vocab_size, target_model_config.get_vocab_size()),
-    ):
-        if found != wanted:
-            raise DraftConfigError(
-                f"{draft}: {field} is {found}, but the target {target} has {wanted}. "
-                "A Domino draft shares its target's embedding and lm_head: use the "
-                "target that it was trained for, or a draft of this target."
-            )
-    if (last := config.target_layer_ids[-1]) >= layers:
-        raise DraftConfigError(
-            f"{draft}: dflash_config.target_layer_ids asks for layer {last}, but the "
-            f"target {target} has {layers} layers (0 to {layers - 1}). Use the target "
-            "that the draft was trained for, or a draft of this target."
-        )
-    if config.num_target_layers not in (None, layers):
-        raise DraftConfigError(
-            f"{draft}: it was trained for a target of {config.num_target_layers} "
-            f"layers (num_target_layers), but {target} has {layers}. Use the target "
-            "that the draft was trained for, or a draft of this target."
-        )
 
 
 def _check_target(model_config: Any, parallel_config: Any) -> None:

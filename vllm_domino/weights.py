@@ -3,9 +3,12 @@
 or, only where the user allows it, pickled files."""
 
 import json
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +18,28 @@ from vllm_domino.errors import CheckpointError
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _PICKLES = "*.bin"
-_MASK_EMBEDDING = "mask_embedding.pt"  # vLLM reads it beside the weights
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+MASK_EMBEDDING = "mask_embedding.pt"  # vLLM reads it beside the weights
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a file's header says of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it: BF16, F32, I64, ...
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -38,9 +62,9 @@ class WeightFiles:
         Raises:
             CheckpointError: Weights are missing, or pickled and not allowed.
         """
-        if (folder / _MASK_EMBEDDING).exists() and not allow_pickle:
+        if (folder / MASK_EMBEDDING).exists() and not allow_pickle:
             raise CheckpointError(
-                f"{folder}: {_MASK_EMBEDDING} is a pickled file, which can run code. "
+                f"{folder}: {MASK_EMBEDDING} is a pickled file, which can run code. "
                 'If you trust who made it, set "allow_pickle": true in the speculative '
                 "config; it is then read as a plain tensor."
             )
@@ -64,6 +88,10 @@ class WeightFiles:
             )
         return cls(folder, pickles, pickled=True)
 
+    @property
+    def has_mask_embedding(self) -> bool:
+        return (self.folder / MASK_EMBEDDING).exists()
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor with its name, one at a time.
 
@@ -73,13 +101,31 @@ class WeightFiles:
         seen: dict[str, Path] = {}
         for path in self.paths:
             for name, tensor in _unpickled(path) if self.pickled else _safe(path):
-                if name in seen:
-                    raise CheckpointError(
-                        f"{self.folder}: tensor {name!r} is in {seen[name].name} and "
-                        f"in {path.name} too. Fetch or export the draft again."
-                    )
-                seen[name] = path
+                self._note(seen, name, path)
                 yield name, tensor
+
+    def headers(self) -> dict[str, TensorInfo]:
+        """Every tensor's shape and dtype, without its values where they can stay."""
+        if self.pickled:
+            return {
+                name: TensorInfo(tuple(t.shape), _DTYPES.get(t.dtype, str(t.dtype)))
+                for name, t in self.tensors()
+            }
+        seen: dict[str, Path] = {}
+        found = {}
+        for path in self.paths:
+            for name, info in _headers(path).items():
+                self._note(seen, name, path)
+                found[name] = info
+        return found
+
+    def _note(self, seen: dict[str, Path], name: str, path: Path) -> None:
+        if name in seen:
+            raise CheckpointError(
+                f"{self.folder}: tensor {name!r} is in {seen[name].name} and in "
+                f"{path.name} too. Fetch or export the draft again."
+            )
+        seen[name] = path
 
 
 def _indexed(folder: Path) -> Iterator[Path]:
@@ -107,10 +153,25 @@ def _indexed(folder: Path) -> Iterator[Path]:
 
 
 def _safe(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)
+
+
+def _headers(path: Path) -> dict[str, TensorInfo]:
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: TensorInfo(tuple(held.get_shape()), held.get_dtype())
+            for name, held in slices.items()
+        }
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                yield name, file.get_tensor(name)
+            yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({error}). The download or the "

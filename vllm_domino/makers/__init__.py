@@ -74,9 +74,6 @@ def read(raw: Mapping[str, Any], source: str) -> tuple[DraftConfig, Maker]:
             if (value := look_up(raw, place)) is not MISSING:
                 fields[name] = value
                 break
-    if fields.get("head_dim") is None:
-        fields.pop("head_dim", None)
-        fields |= _default_head_dim(fields)
     if maker.adjust is not None:
         maker.adjust(fields)
     try:
@@ -128,14 +125,6 @@ def _not_ours(raw: Mapping[str, Any]) -> str:
         "Point speculative_config.model at a Domino draft, or name the method that "
         "this checkpoint is for."
     )
-
-
-def _default_head_dim(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What Qwen3 configs mean when they leave head_dim out."""
-    hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
-    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        return {"head_dim": hidden // heads}
-    return {}
 
 
 def _explain(

@@ -45,7 +45,7 @@ def _write(draft: DraftConfig, backbone: dict[str, Any], target: str) -> dict[st
         "architectures": ["DFlashDraftModel"],
         "speculators_model_type": "dflash",
         "projector_type": DOMINO_PROJECTOR,
-        NESTED: backbone | fields | {"model_type": "qwen3"},
+        NESTED: _backbone_only(backbone) | fields | {"model_type": "qwen3"},
         _LAYER_IDS: [layer + 1 for layer in ids],
         "sample_from_anchor": draft.shift_label,
         # Every layer sees the whole block; vLLM reads it from this.
@@ -61,6 +61,12 @@ def _write(draft: DraftConfig, backbone: dict[str, Any], target: str) -> dict[st
         "draft_vocab_size": draft.drafted_vocab,
         **outside,
     }
+
+
+def _backbone_only(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what a flat layout keeps among them."""
+    other = {"architectures", *_OUTSIDE}
+    return {key: value for key, value in fields.items() if key not in other}
 
 
 SPECULATORS = Maker(
