@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
 
+from tests.configured import configure, domino
 from tests.drafts import (
     Edit,
     TensorEdit,
@@ -22,24 +23,6 @@ from tests.targets import gpt2
 from vllm_domino.checkpoint import target_token_ids
 from vllm_domino.errors import CheckpointError, DominoError, DraftConfigError
 from vllm_domino.makers import read
-
-
-def configure(target: Path, settings: dict[str, Any], **engine: Any) -> Any:
-    """What ``vllm serve`` and ``LLM`` do with a speculative config, engine not started;
-    vLLM's ``SpeculativeConfig``."""
-    arguments = EngineArgs(
-        model=str(target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=512,
-        speculative_config=settings,
-        **engine,
-    )
-    return arguments.create_engine_config().speculative_config
-
-
-def domino(draft: Path | str, **settings: Any) -> dict[str, Any]:
-    return {"method": "domino", "model": str(draft), **settings}
 
 
 @pytest.fixture

@@ -8,17 +8,20 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
+from tests.configured import configure, domino
 from tests.drafts import read_config
+from tests.engines import BYTES4
 from tests.makers import common
 from vllm_domino.config import DraftConfig
 from vllm_domino.draft import Draft
@@ -281,3 +284,25 @@ def test_a_tensor_that_is_damaged(source: str, data: st.DataObject) -> None:
         save_file(tensors, folder / WEIGHTS)
 
     survives(source, damage)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(SOURCES), st.data())
+def test_vllm_never_sees_the_damage(source: str, data: st.DataObject) -> None:
+    """Through vLLM's own configuration: it goes through, or stops at our door."""
+    raw = read_config(common.DATA / source)
+    path = data.draw(st.sampled_from(sorted(places(raw))))
+    junk = data.draw(JUNK | st.just("gone"))
+    with copy_of(source) as folder:
+        config = read_config(folder)
+        parent = config
+        for key in path[:-1]:
+            parent = parent[key]
+        parent[path[-1]] = junk
+        if junk == "gone":
+            del parent[path[-1]]
+        (folder / "config.json").write_text(json.dumps(config))
+        # Whatever else it raises, the test shows.
+        with suppress(DominoError):
+            configure(BYTES4.target, domino(folder))

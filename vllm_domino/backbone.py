@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.makers.layout import Maker
+from vllm_domino.makers.layout import MISSING, Maker, look_up
 
+_MODEL_TYPE = "qwen3"  # of every draft there is, whatever its target
 # Both would fall back to a default of their own, and the draft would draft badly.
 _NEEDED = {
     "rms_norm_eps": "the norms' epsilon",
@@ -19,6 +20,13 @@ def require_backbone(raw: Mapping[str, Any], maker: Maker, source: str) -> None:
     """Raises ``DraftConfigError`` unless Transformers can make a Qwen3 config of it."""
     fields = maker.backbone(raw)
     prefix = f"{maker.nested}." if maker.nested else ""
+    for place, wanted in {f"{prefix}model_type": _MODEL_TYPE, **maker.marks}.items():
+        if (value := look_up(raw, place)) != wanted:
+            found = "missing from" if value is MISSING else f"{value!r} in"
+            raise DraftConfigError(
+                f"{source}: {place} is {found} config.json; expected {wanted!r}. "
+                "Export the draft again."
+            )
     for name, meaning in _NEEDED.items():
         value = fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:

@@ -107,6 +107,7 @@ def prepare(
     _check_settings(request, num_drafts < config.max_drafts)
     if (folder := Path(request.draft)).is_dir():
         check_folder(config, maker, folder, request.runtime.allow_pickle)
+    _require_readable(request)
     # vLLM looks the name in config.json up before anyone can change it.
     register_architectures(architectures(request.raw))
     for flag in _FLAGS.values():
@@ -179,6 +180,24 @@ def _check_target(model_config: Any, parallel_config: Any) -> None:
             "out its layers' hidden states in this vLLM (SupportsEagle3), and Domino "
             "drafts from these. Use a target that does, such as Qwen3 or Llama."
         )
+
+
+def _require_readable(request: Request) -> None:
+    """Finds what else vLLM could stumble over in config.json before it does."""
+    from vllm.transformers_utils.config import get_config
+
+    try:
+        get_config(
+            request.draft,
+            trust_remote_code=False,
+            revision=request.settings.get("revision"),
+        )
+    except Exception as error:  # Transformers and the hub's client raise many kinds
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DraftConfigError(
+            f"{request.draft}: vLLM cannot read config.json ({first}). Mend the field "
+            "it names, or export the draft again."
+        ) from None
 
 
 def _take_runtime(settings: dict[str, Any]) -> RuntimeConfig:

@@ -214,6 +214,12 @@ SEAMS = (
         patch=_patch_lookahead,
     ),
     Seam(
+        "vllm.transformers_utils.config",
+        "get_config",
+        "reads a draft's config.json once more, as vLLM will",
+        ("model", "trust_remote_code", "revision"),
+    ),
+    Seam(
         "vllm.model_executor.models.interfaces",
         "supports_eagle3",
         "says whether a target hands out its layers' hidden states",

@@ -39,6 +39,7 @@ class Maker:
         claims: Whether a config.json is laid out this way.
         paths: Where config.json has each field of ``DraftConfig``.
         nested: Where it has the backbone's HF fields; at the top if empty.
+        marks: Places whose value vLLM knows the layout by.
         projector: Where it has the projector's type, that tells Domino from its kin.
         implied_projector: What that is where the file does not say.
         defaults: What this maker's own code takes for a field that is left out.
@@ -54,6 +55,7 @@ class Maker:
     claims: Callable[[Mapping[str, Any]], bool]
     paths: Paths = field(default_factory=lambda: FLAT_PATHS)
     nested: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
     projector: str = f"{SECTION}.projector_type"
     implied_projector: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -79,6 +79,10 @@ SPECULATORS = Maker(
         "target_layer_ids": (_LAYER_IDS,),
     },
     nested=NESTED,
+    marks={
+        "speculators_model_type": "dflash",
+        "speculators_config.algorithm": "dflash",
+    },
     projector="projector_type",
     prefixes=_HEAD,
     written_prefixes=_HEAD,
