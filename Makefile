@@ -68,11 +68,11 @@ seams: $(NEXT)/vllm/__init__.py
 
 test-all: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
-	  --support-report docs/support.md > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
+	  --support-report=docs/support.md tests > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 matrix: $(READY)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m support \
-	  --support-report docs/support.md
+	  --support-report=docs/support.md tests
 
 # Thirty minutes, both runners side by side; SOAK_MINUTES=5 for less.
 SOAK_MINUTES := 30
