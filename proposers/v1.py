@@ -56,8 +56,7 @@ class DominoProposer(DFlashProposer):
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
-        self.model.without_lora()
-        self.model.announce("V1", self.speculative_config)
+        self.model.prepare("V1", self.speculative_config)
 
     def set_inputs_first_pass(
         self,

@@ -55,8 +55,7 @@ class DominoSpeculator(DFlashSpeculator):
         self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
     ) -> torch.nn.Module:
         model = super().load_draft_model(target_model, target_attn_layer_names)
-        model.without_lora()
-        model.announce("V2", self.speculative_config)
+        model.prepare("V2", self.speculative_config)
         return model
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:

@@ -23,6 +23,10 @@ from pydantic_core import PydanticCustomError
 DraftBlock = Literal["trained", "short"]
 
 
+# Which tokens the head scores: all, those that can still win, or a pool of likely ones.
+HeadMode = Literal["auto", "dense", "exact", "pool"]
+
+
 class RuntimeConfig(BaseModel):
     """What a user chooses beside vLLM's own settings, in the same JSON."""
 
@@ -33,6 +37,22 @@ class RuntimeConfig(BaseModel):
         description="Rows of a block that drafts fewer tokens than it was trained for: "
         '"trained" (as many as in training, of which the first are used) or "short" '
         "(as many as are needed).",
+    )
+    head: HeadMode = Field(
+        default="auto",
+        description='How greedy drafts find the likeliest token: "dense" scores the '
+        'whole vocabulary, "exact" only what can still win, for the same tokens (on a '
+        'CPU), "pool" only the pool_size likeliest before correction, which may draft '
+        'others; "auto" is exact where it is faster and dense elsewhere.',
+    )
+    pool_size: StrictInt = Field(
+        default=2048, gt=0, le=2**24, description="Tokens that head: pool considers."
+    )
+    project_embeddings: StrictBool = Field(
+        default=False,
+        description="Whether the GRU's input is worked out for every token when the "
+        "engine starts; it takes 6 bytes times vocabulary times GRU width (0.93 GB for "
+        "Qwen3-8B) and saves the reading of the GRU's input weights at every draft.",
     )
     allow_pickle: StrictBool = Field(
         default=False,

@@ -104,7 +104,11 @@ def prepare(
     require_fit(config, request.draft, shape)
     _check_target(target_model_config, target_parallel_config)
     num_drafts = _num_drafts(config, request)
-    _check_settings(request, num_drafts < config.max_drafts)
+    _check_settings(
+        request,
+        num_drafts < config.max_drafts,
+        target_parallel_config.tensor_parallel_size,
+    )
     if (folder := Path(request.draft)).is_dir():
         check_folder(config, maker, folder, request.runtime.allow_pickle)
     _require_readable(request)
@@ -218,8 +222,22 @@ def _take_runtime(settings: dict[str, Any]) -> RuntimeConfig:
         ) from None
 
 
-def _check_settings(request: Request, block_is_shorter: bool) -> None:
-    settings = request.settings
+def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> None:
+    from vllm.platforms import current_platform
+
+    settings, runtime = request.settings, request.runtime
+    if runtime.head == "exact" and not current_platform.is_cpu():
+        raise DraftConfigError(
+            'speculative_config.head is "exact", but how much it reads depends on '
+            "data, which a CUDA graph cannot hold: it is for CPUs. Set it to "
+            '"dense", or leave it out.'
+        )
+    if runtime.project_embeddings and ranks > 1:
+        raise DraftConfigError(
+            "speculative_config.project_embeddings is set, but with "
+            f"tensor_parallel_size {ranks} no rank has the whole embedding. Leave it "
+            "out, or set tensor_parallel_size to 1."
+        )
     if settings.get("use_local_argmax_reduction"):
         raise DraftConfigError(
             "speculative_config.use_local_argmax_reduction is set, but Domino corrects "

@@ -35,8 +35,9 @@ from vllm_domino.checkpoint import (
     target_token_ids,
 )
 from vllm_domino.config import Drafting, num_query_rows
-from vllm_domino.head import DominoHead, HeadShape, Pick, rollout
+from vllm_domino.head import DominoHead, HeadShape, Pick, rollout, rollout_likeliest
 from vllm_domino.makers import BY_NAME
+from vllm_domino.scoring import Scorer, make_scorer
 
 logger = logging.getLogger("vllm.domino")
 
@@ -68,6 +69,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         self.source: str = self.draft_model_config.model
         drafting = Drafting.of(self.draft_model_config)
         self.draft_config = drafting.draft
+        self.runtime = drafting.runtime
         self._maker = BY_NAME[drafting.maker]
         # This rank's part of the vocabulary, padding included. The lm_head is replaced
         # by the target's, which is cut at the same places.
@@ -84,14 +86,37 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         )
         # The target's id of each token of a reduced vocabulary.
         self._target_ids: torch.Tensor | None = None
+        self._scorer: Scorer | None = None
+        self._captured = False
+        # W_ih times each token's embedding, where the user wants it: (V, 3 G).
+        self._gates: torch.Tensor | None = None
 
-    def announce(self, runner: str, speculative_config: Any) -> None:
+    def prepare(self, runner: str, speculative_config: Any) -> None:
+        """Lays out what drafting needs beside the weights, once they and the shared
+        embedding are there.
+
+        Args:
+            runner: "V1" or "V2"; the latter captures the draft step.
+        """
+        self._without_lora()
+        self._captured = runner == "V2"
+        self._lay_out()
+        self._announce(runner, speculative_config)
+
+    def _lay_out(self) -> None:
+        """What is made of the weights; made again when they are loaded again."""
+        weight = self.head.embed_proj[2].weight
+        self._scorer = make_scorer(self.runtime, weight, self._captured)
+        if self.runtime.project_embeddings:
+            self._gates = self.head.project_embeddings(self.model.embed_tokens.weight)
+
+    def _announce(self, runner: str, speculative_config: Any) -> None:
         """One line in the log that says what drafts, and how."""
         if get_tensor_model_parallel_rank() > 0:
             return
         logger.info(
             "Domino: draft %s (%s), %d query rows a block (trained with %d), "
-            "num_speculative_tokens %d, %s model runner, head dense over %d tokens, "
+            "num_speculative_tokens %d, %s model runner, head %s over %d tokens, "
             "drafts %s",
             self.source,
             self._maker.title,
@@ -99,15 +124,16 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             self.draft_config.block_size,
             speculative_config.num_speculative_tokens,
             runner,
+            type(self._scorer).__name__.lower(),
             self.draft_config.drafted_vocab,
             speculative_config.draft_sample_method,
         )
 
-    def without_lora(self) -> None:
+    def _without_lora(self) -> None:
         """Takes the target's embedding out of its LoRA wrapper, if it has one.
 
         The wrapper looks up which adapter each row of the *target's* batch has; a
-        draft's rows are others. Call it once the embedding is shared.
+        draft's rows are others.
         """
         shared = self.model.embed_tokens
         self.model.embed_tokens = getattr(shared, "base_layer", shared)
@@ -133,20 +159,37 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         )
         # Rows of padding score 0, which could win.
         base_logits[:, self._shard.num_org_elements :] = -torch.inf
-        return rollout(
+        base_logits = base_logits.view(num_reqs, -1, base_logits.shape[-1])
+        hidden_states = hidden_states.view(num_reqs, -1, hidden_states.shape[-1])
+        if pick is not None:
+            return rollout(
+                self.head,
+                hidden_states,
+                base_logits,
+                bonus,
+                self.model.embed_tokens,
+                lambda position, shard: pick(position, self._whole(shard)),
+            )
+        assert self._scorer is not None
+        return rollout_likeliest(
             self.head,
-            hidden_states.view(num_reqs, -1, hidden_states.shape[-1]),
-            base_logits.view(num_reqs, -1, base_logits.shape[-1]),
+            hidden_states,
+            base_logits,
             bonus,
-            self.model.embed_tokens,
-            self._likeliest
-            if pick is None
-            else lambda position, shard: pick(position, self._whole(shard)),
+            self._feed,
+            self._scorer,
+            self._target_id,
         )
 
-    def _likeliest(self, position: int, shard: torch.Tensor) -> torch.Tensor:
-        """The target's id of the largest logit over all ranks: (B, V_rank) -> (B,)."""
-        values, ids = shard.max(dim=-1)
+    def _feed(self, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """The GRU's state after these tokens: (B,), (B, G) -> (B, G)."""
+        if self._gates is not None:
+            return self.head.advance_from(self._gates[tokens], state)
+        return self.head.advance(self.model.embed_tokens(tokens), state)
+
+    def _target_id(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The target's id of the likeliest token over all ranks, from this rank's
+        likeliest: (B,), (B,) -> (B,)."""
         ids = ids + self._shard.org_vocab_start_index
         if self._num_shards > 1:
             # As float32 an id is exact up to 16 million. Of equal values the first
@@ -191,6 +234,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             self.model.has_separate_mask_embedding = True
         super().load_weights(tensors.items())
         self.head.load_state_dict(head)
+        if self._scorer is not None:
+            self._lay_out()
 
     def _shard_of(self, matrix: torch.Tensor) -> torch.Tensor:
         """This rank's rows of a (V, ...) matrix, zeros below where it is padded."""

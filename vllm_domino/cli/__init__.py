@@ -5,7 +5,7 @@ imports."""
 
 import typer
 
-from vllm_domino.cli import drafts, machine, serving, train
+from vllm_domino.cli import bench, drafts, machine, serving, train
 
 app = typer.Typer(
     help="Domino speculative decoding for unmodified vLLM.",
@@ -15,6 +15,7 @@ app = typer.Typer(
 for _group in (serving.app, drafts.app, machine.app):
     app.registered_commands += _group.registered_commands
 app.add_typer(train.app, name="train")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

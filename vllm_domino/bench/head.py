@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm-domino bench head``: what the head costs beside the lm_head, mode by mode.
+
+Every mode is timed from hidden states to drafted tokens, the lm_head included, in
+turns, so that all see the same machine; ratios are to the lm_head's product alone.
+"""
+
+import importlib.util
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from vllm_domino.bench.head_case import (
+    HeadCase,
+    Inputs,
+    bandwidth_ceiling,
+    weights_read,
+)
+from vllm_domino.errors import DraftConfigError
+from vllm_domino.head import Feed, rollout_likeliest
+from vllm_domino.scoring import Dense, Exact, Pool, Scorer
+
+LM_HEAD = "lm_head alone"
+DENSE = "dense"
+# A mode's drafts: (B, K).
+Mode = Callable[[Inputs], torch.Tensor]
+
+
+@dataclass
+class Timing:
+    """
+    Attributes:
+        seconds: Of each repeat.
+        agrees: At what part of the positions the tokens are those of ``dense``.
+    """
+
+    mode: str
+    seconds: list[float] = field(default_factory=list)
+    agrees: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Result:
+    """One shape at one batch size."""
+
+    shape: str
+    num_reqs: int
+    num_drafts: int
+    changed: float
+    machine: str
+    ceiling_bytes_per_s: float
+    lm_head_bytes: float
+    blocks_compared: int
+    timings: list[Timing]
+
+    def ratio(self, timing: Timing) -> float:
+        alone = next(t for t in self.timings if t.mode == LM_HEAD)
+        return timing.median / alone.median
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "medians": {t.mode: t.median for t in self.timings},
+            "over_lm_head": {t.mode: self.ratio(t) for t in self.timings},
+        }
+
+
+def modes(case: HeadCase, sglang: Path | None, pool_size: int) -> dict[str, Mode]:
+    """Each mode by its name, weights laid out."""
+    head = case.head
+    weight = head.embed_proj[2].weight
+    gates = head.project_embeddings(case.embedding)
+
+    def from_table(ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return head.advance_from(gates[ids], state)
+
+    def from_embedding(ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return head.advance(case.embedding[ids], state)
+
+    def ours(scorer: Scorer, feed: Feed) -> Mode:
+        def draft(inputs: Inputs) -> torch.Tensor:
+            hidden = inputs.hidden[:, : case.size.num_drafts]
+            base = case.base_logits(inputs.hidden)
+            return rollout_likeliest(head, hidden, base, inputs.bonus, feed, scorer)
+
+        return draft
+
+    exact = Exact(weight)
+    found = {
+        LM_HEAD: lambda inputs: case.base_logits(inputs.hidden),
+        DENSE: ours(Dense(weight), from_embedding),
+        "exact": ours(exact, from_embedding),
+        "exact, embeddings projected": ours(exact, from_table),
+        f"pool of {pool_size}": ours(Pool(weight, pool_size), from_embedding),
+    }
+    if sglang is not None:
+        module = load_sglang(sglang)
+        found[f"SGLang, pool of {pool_size}"] = theirs(module, case, pool_size)
+        found["SGLang, whole vocabulary"] = theirs(module, case, 0)
+    return found
+
+
+def load_sglang(folder: Path) -> ModuleType:
+    """SGLang's published rollout, from where its wheel was unpacked."""
+    path = folder / "sglang" / "srt" / "speculative" / "domino_utils.py"
+    if not path.is_file():
+        raise DraftConfigError(
+            f"{path} is not there. Unpack SGLang's wheel and give the folder that then "
+            "has sglang/ in it: pip download --no-deps sglang; unzip sglang-*.whl"
+        )
+    spec = importlib.util.spec_from_file_location("sglang_domino_utils", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def theirs(module: ModuleType, case: HeadCase, pool_size: int) -> Mode:
+    embedding = torch.nn.Embedding.from_pretrained(case.embedding)
+
+    def draft(inputs: Inputs) -> torch.Tensor:
+        tokens: torch.Tensor = module.domino_greedy_rollout(
+            draft_hidden=inputs.hidden,
+            bonus_tokens=inputs.bonus,
+            target_embedding=embedding,
+            lm_head_weight=case.lm_head,
+            prefix_gru=case.head.prefix_gru,
+            embed_proj=case.head.embed_proj,
+            vocab_size=case.size.shape.vocab_size,
+            shift_label=True,
+            candidate_pool_size=pool_size,
+            in_cuda_graph=False,
+        )
+        return tokens
+
+    return draft
+
+
+@torch.inference_mode()
+def measure(
+    name: str,
+    case: HeadCase,
+    num_reqs: int,
+    repeats: int,
+    blocks: int,
+    sglang: Path | None,
+    pool_size: int,
+    console: Console,
+) -> Result:
+    """Times every mode in turns, and compares tokens on ``blocks`` blocks."""
+    found = modes(case, sglang, pool_size)
+    timings = {mode: Timing(mode) for mode in found}
+    rounds = -(-blocks // num_reqs)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(f"{name}, B {num_reqs}", total=repeats + 1 + rounds)
+        for repeat in range(repeats + 1):
+            inputs = case.inputs(num_reqs)
+            for mode, draft in found.items():
+                start = time.perf_counter()
+                draft(inputs)
+                if repeat:  # the first is warm-up
+                    timings[mode].seconds.append(time.perf_counter() - start)
+            progress.advance(task)
+        compared = _compare(found, timings, case, num_reqs, rounds, progress, task)
+    return Result(
+        shape=name,
+        num_reqs=num_reqs,
+        num_drafts=case.size.num_drafts,
+        changed=case.changed,
+        machine=f"{platform.processor() or platform.machine()}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
+        ceiling_bytes_per_s=bandwidth_ceiling(),
+        lm_head_bytes=weights_read(case)["lm_head"],
+        blocks_compared=compared,
+        timings=list(timings.values()),
+    )
+
+
+def _compare(
+    found: dict[str, Mode],
+    timings: dict[str, Timing],
+    case: HeadCase,
+    num_reqs: int,
+    rounds: int,
+    progress: Progress,
+    task: Any,
+) -> int:
+    same = dict.fromkeys(found, 0)
+    positions = 0
+    for _ in range(rounds):
+        inputs = case.inputs(num_reqs)
+        expected = found[DENSE](inputs)
+        positions += expected.numel()
+        for mode, draft in found.items():
+            if mode not in (LM_HEAD, DENSE):
+                same[mode] += int((draft(inputs) == expected).sum())
+        progress.advance(task)
+    for mode, count in same.items():
+        if mode not in (LM_HEAD, DENSE) and positions:
+            timings[mode].agrees = count / positions
+    return rounds * num_reqs
+
+
+def table(results: list[Result]) -> Table:
+    found = Table(title="from hidden states to drafts, the lm_head included")
+    for column in ("shape", "B", "mode", "ms", "range", "over lm_head", "as dense"):
+        found.add_column(column, justify="left" if column == "mode" else "right")
+    for result in results:
+        for timing in result.timings:
+            low, high = min(timing.seconds), max(timing.seconds)
+            found.add_row(
+                result.shape,
+                str(result.num_reqs),
+                timing.mode,
+                f"{timing.median * 1e3:.1f}",
+                f"{low * 1e3:.1f} - {high * 1e3:.1f}",
+                f"{result.ratio(timing):.2f}x",
+                "" if timing.agrees is None else f"{timing.agrees:.2%}",
+            )
+        found.add_section()
+    return found
+
+
+def as_json(results: list[Result]) -> str:
+    return json.dumps([result.as_dict() for result in results], indent=2)
+
+
+def plot(results: list[Result], path: Path) -> None:
+    """Bars of each mode over the lm_head, a group a batch size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.5))
+    names = [t.mode for t in results[0].timings if t.mode != LM_HEAD]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        heights = [
+            result.ratio(next(t for t in result.timings if t.mode == name))
+            for result in results
+        ]
+        places = [group + i * width for group in range(len(results))]
+        axes.bar(places, heights, width, label=name)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(
+        [group + 0.4 - width / 2 for group in range(len(results))],
+        [f"{result.shape}, B {result.num_reqs}" for result in results],
+    )
+    axes.set_ylabel("time over the lm_head alone")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
