@@ -212,6 +212,25 @@ def test_an_unknown_draft_block() -> None:
     assert '"trained"' in message
 
 
+def test_an_unknown_head() -> None:
+    settings = domino(BYTES4.draft, head="quick")
+    message = refusal(DraftConfigError, BYTES4.target, settings)
+    assert "speculative_config.head is 'quick'" in message
+
+
+@pytest.mark.parametrize("size", [0, -1, "2048", True])
+def test_a_pool_of_no_size(size: Any) -> None:
+    settings = domino(BYTES4.draft, head="pool", pool_size=size)
+    message = refusal(DraftConfigError, BYTES4.target, settings)
+    assert f"speculative_config.pool_size is {size!r}" in message
+
+
+def test_projected_embeddings_need_the_whole_table() -> None:
+    settings = domino(BYTES4.draft, project_embeddings=True)
+    with pytest.raises(DraftConfigError, match="no rank has the whole embedding"):
+        configure(BYTES4.target, settings, tensor_parallel_size=2)
+
+
 def test_local_argmax_is_not_for_a_head() -> None:
     settings = domino(BYTES4.draft, use_local_argmax_reduction=True)
     message = refusal(DraftConfigError, BYTES4.target, settings)

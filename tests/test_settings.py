@@ -83,6 +83,22 @@ def test_outputs_are_golden_where_drafts_are_cut_or_lost(
     assert compared > 200
 
 
+@pytest.mark.support(param="feature")
+@pytest.mark.parametrize("runner", ["v1"])
+@pytest.mark.parametrize(
+    ("feature", "settings"),
+    [
+        ("exact head", {"head": "exact"}),
+        ("embeddings projected for the GRU", {"project_embeddings": True}),
+    ],
+)
+def test_a_faster_head_drafts_the_same(
+    feature: str, settings: dict[str, Any], runner: str
+) -> None:
+    # Every block of the pair: the counters are those of the golden drafts.
+    assert_golden(run_engine(golden_job(settings=settings), runner))
+
+
 @pytest.mark.slow
 @pytest.mark.support("tensor parallel 2")
 @pytest.mark.parametrize("runner", ["v1", "v2"])
