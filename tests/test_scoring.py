@@ -265,8 +265,11 @@ def test_a_pool_of_everything_is_dense() -> None:
     assert torch.equal(everything, block.picked(Dense(block.weight)))
 
 
-def test_a_pool_picks_the_best_of_its_own() -> None:
-    block = peaked(5, 6, 997, 16, 3)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_pool_picks_the_best_of_its_own(tied: bool) -> None:
+    """And of equals the lowest id, wherever it lies in the pool."""
+    generator = torch.Generator().manual_seed(4)
+    block = ties(generator) if tied else peaked(5, 6, 997, 16, 3)
     pool = block.base.amax(dim=1).topk(50, dim=-1).indices
     for i, picked in enumerate(block.picked(Pool(block.weight, 50))):
         logits = block.base[:, i] + block.inner[i] @ block.weight.T
