@@ -378,6 +378,12 @@ def test_a_folder_that_points_to_itself(tmp_path: Path) -> None:
     assert "there is no such folder" in refusal(loop)
 
 
+@pytest.mark.parametrize("name", ["", "config.json"])
+def test_what_is_no_folder(draft: Path, name: str) -> None:
+    message = refusal(draft / name if name else "")
+    assert ("is a file" if name else "there is no such folder") in message
+
+
 def test_weights_that_point_to_themselves(draft: Path) -> None:
     path = draft / WEIGHTS
     path.unlink()

@@ -185,7 +185,7 @@ def test_num_speculative_tokens_beyond_the_block() -> None:
 
 def test_no_such_path() -> None:
     message = refusal(DraftConfigError, BYTES4.target, domino("/no/such/draft"))
-    assert "'/no/such/draft', and there is no such folder" in message
+    assert "'/no/such/draft': there is no such folder" in message
 
 
 def test_a_hub_id_that_cannot_be_had() -> None:

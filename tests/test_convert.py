@@ -82,6 +82,9 @@ def test_convert_overwrites_nothing_unasked(tmp_path: Path) -> None:
     assert not (there / "precious").exists()
     assert sorted(p.name for p in there.iterdir()) == ["config.json", WEIGHTS]
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    # Others may read it, as they may what anyone makes here.
+    (tmp_path / "new").touch()
+    assert (there / WEIGHTS).stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_convert_does_not_eat_its_source(tmp_path: Path) -> None:

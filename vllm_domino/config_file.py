@@ -30,10 +30,12 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
         DraftConfigError: It is not there, or not JSON, or not an object.
     """
     folder = Path(model)
-    if looks_local(model) and not folder.is_dir():
+    if not model or folder.is_file() or (looks_local(model) and not folder.is_dir()):
+        found = (
+            "is a file, not a folder" if folder.is_file() else "there is no such folder"
+        )
         raise DraftConfigError(
-            f"speculative_config.model is {model!r}, and there is no such folder. "
-            "Give the path of a Domino draft, or its hub id (owner/name)."
+            f"{model!r}: {found}. Give a model's folder, or its hub id (owner/name)."
         )
     path = folder / CONFIG_NAME if folder.is_dir() else _fetch(model, revision)
     try:

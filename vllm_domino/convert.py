@@ -2,6 +2,7 @@
 """``vllm-domino convert``: a draft in another maker's layout, its values untouched."""
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -62,7 +63,10 @@ def convert(
     scratch = Path(tempfile.mkdtemp(prefix=".convert-", dir=destination.parent))
     try:
         _write(draft, maker, target, scratch)
-        scratch.chmod(0o755)
+        # As any new file, not as a temporary one.
+        scratch.chmod(0o777 & ~_umask())
+        for path in scratch.iterdir():
+            path.chmod(0o666 & ~_umask())
         if destination.exists():
             old = scratch.with_name(f"{scratch.name}-old")
             destination.rename(old)
@@ -84,6 +88,12 @@ def _write(draft: Draft, maker: Maker, target: str, folder: Path) -> None:
     )
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _verifier(draft: Draft) -> str:
