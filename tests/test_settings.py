@@ -113,6 +113,37 @@ def test_two_ranks_draft_as_one(runner: str, method: str) -> None:
     assert_golden(run_engine(job, runner))
 
 
+@pytest.mark.slow
+def test_two_ranks_sample_as_one() -> None:
+    """Seeded, with probabilistic drafts, for which the ranks gather whole logits."""
+    sampling = {"temperature": 0.8, "max_tokens": 24, "ignore_eos": True}
+    prompts = PAIR.prompts[:4]
+    case = {
+        "prompts": prompts,
+        "sampling": [sampling | {"seed": 3 + i} for i in range(len(prompts))],
+    }
+    jobs = [
+        {
+            "target": str(PAIR.target),
+            "cases": {"sampled": case},
+            "speculative_config": {
+                "method": "domino",
+                "model": str(PAIR.draft),
+                "draft_sample_method": "probabilistic",
+            },
+            "engine": {"tensor_parallel_size": ranks},
+            "in_process": False,
+            "env": TWO_RANKS if ranks > 1 else {},
+        }
+        for ranks in (1, 2)
+    ]
+    one, two = (run_engine(job, "v1") for job in jobs)
+    assert [row["completions"] for row in one["cases"]["sampled"]] == [
+        row["completions"] for row in two["cases"]["sampled"]
+    ]
+    assert two["counters"]["num_accepted_tokens"] > 0
+
+
 @pytest.mark.support(param="feature")
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(

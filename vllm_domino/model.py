@@ -205,7 +205,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         """Logits over the target's vocabulary: (B, V_rank) -> (B, V)."""
         logits = shard
         if self._num_shards > 1:
-            logits = tensor_model_parallel_all_gather(logits, dim=-1)
+            # An uncorrected position is a view into the block.
+            logits = tensor_model_parallel_all_gather(logits.contiguous(), dim=-1)
         logits = logits[..., : self.draft_config.drafted_vocab]
         if self._target_ids is None:
             return logits
