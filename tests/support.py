@@ -3,7 +3,7 @@
 
 A test marked ``support("feature")`` fills the cell of that feature and of its
 ``runner`` parameter; ``support(param="case")`` takes the feature's name from a
-parameter. A cell that nothing can fill here stands in ``NOT_RUN`` with its reason.
+parameter, behind ``prefix`` if it has one. A cell that nothing can fill here stands in ``NOT_RUN`` with its reason.
 """
 
 import platform
@@ -90,7 +90,8 @@ def place_of(item: pytest.Item) -> tuple[str, str] | None:
     parameters = getattr(item, "callspec", None)
     values = parameters.params if parameters is not None else {}
     feature = marker.args[0] if marker.args else values[marker.kwargs["param"]]
-    return str(feature), str(values.get("runner", values.get("server")))
+    feature = marker.kwargs.get("prefix", "") + str(feature)
+    return feature, str(values.get("runner", values.get("server")))
 
 
 _HEADER = """\

@@ -47,7 +47,7 @@ def test_the_maker_is_recognised(folder: str) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.support(param="folder")
+@pytest.mark.support(param="folder", prefix="drafts of a checkpoint by ")
 @pytest.mark.parametrize("runner", RUNNERS)
 @folders
 def test_drafts_in_vllm_are_the_makers(folder: str, runner: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.engines import domino_job, run_engine
 from tests.features import PAIR
 from tests.reference import Reference
+from tests.support import not_run
 
 pytestmark = [pytest.mark.engine]
 
@@ -83,13 +84,21 @@ def test_outputs_are_golden_where_drafts_are_cut_or_lost(
     assert compared > 200
 
 
+not_run("head: exact", "v2", "for CPUs; a captured draft step cannot hold it")
+
+
 @pytest.mark.support(param="feature")
-@pytest.mark.parametrize("runner", ["v1"])
 @pytest.mark.parametrize(
-    ("feature", "settings"),
+    ("feature", "settings", "runner"),
     [
-        ("exact head", {"head": "exact"}),
-        ("embeddings projected for the GRU", {"project_embeddings": True}),
+        ("head: exact", {"head": "exact"}, "v1"),
+        ("project_embeddings", {"project_embeddings": True}, "v1"),
+        pytest.param(
+            "project_embeddings",
+            {"project_embeddings": True},
+            "v2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_faster_head_drafts_the_same(
