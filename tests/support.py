@@ -3,7 +3,8 @@
 
 A test marked ``support("feature")`` fills the cell of that feature and of its
 ``runner`` parameter; ``support(param="case")`` takes the feature's name from a
-parameter, behind ``prefix`` if it has one. A cell that nothing can fill here stands in ``NOT_RUN`` with its reason.
+parameter, behind ``prefix`` if it has one. A cell that nothing can fill here stands in
+``NOT_RUN`` with its reason.
 """
 
 import platform
