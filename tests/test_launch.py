@@ -124,4 +124,4 @@ def test_generate_with_prompts_that_are_none(text: str, tmp_path: Path) -> None:
 def test_every_command_helps_with_an_example(name: str) -> None:
     status, output = command(name, "--help")
     assert status == 0
-    assert name == "mend" or "Example:" in output
+    assert "Example:" in output

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from vllm.engine.arg_utils import EngineArgs
 
-from tests.engines import BYTES4, RUNNERS, domino_job, run_engine
+from tests.drafts import copy_draft
+from tests.engines import BYTES4, domino_job, run_engine
 from tests.makers import common
 from vllm_domino.head import rollout
 from vllm_domino.makers import read
@@ -27,6 +29,9 @@ FOLDERS = {
 # Under Transformers a draft must know the whole vocabulary.
 WHOLE_VOCABULARY = [folder for folder in FOLDERS if folder != "speculators"]
 folders = pytest.mark.parametrize("folder", FOLDERS)
+runners = pytest.mark.parametrize(
+    "runner", ["v1", pytest.param("v2", marks=pytest.mark.slow)]
+)
 
 
 def expected_blocks(folder: str) -> dict[tuple[int, int], list[int]]:
@@ -48,7 +53,7 @@ def test_the_maker_is_recognised(folder: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.support(param="folder", prefix="drafts of a checkpoint by ")
-@pytest.mark.parametrize("runner", RUNNERS)
+@runners
 @folders
 def test_drafts_in_vllm_are_the_makers(folder: str, runner: str) -> None:
     job = domino_job(
@@ -107,3 +112,34 @@ def test_a_speculators_draft_alone_brings_its_target() -> None:
     assert drafts_with_domino(config)
     # What its proposal says, one fewer than it was trained to draft.
     assert config.speculative_config.num_speculative_tokens == common.BLOCK_SIZE - 1
+
+
+@pytest.mark.engine
+@pytest.mark.support("mask embedding of the draft's own")
+@runners
+def test_a_mask_embedding_stands_in_for_the_masks(runner: str, tmp_path: Path) -> None:
+    """Another token's embedding for the mask drafts as that token for the mask does."""
+    letter = 65
+    table = load_file(BYTES4.target / "model.safetensors")["model.embed_tokens.weight"]
+    shipped = copy_draft(
+        BYTES4.draft,
+        tmp_path / "shipped",
+        edit_tensors=lambda t: t.update(mask_embedding=table[letter].clone()),
+    )
+    meant = copy_draft(
+        BYTES4.draft,
+        tmp_path / "meant",
+        lambda config: config["dflash_config"].update(mask_token_id=letter),
+    )
+    first, second = (
+        run_engine(domino_job(BYTES4.target, draft, [BYTES4.prompts], 24), runner)
+        for draft in (shipped, meant)
+    )
+    assert [b["draft"] for b in first["blocks"]] == [
+        b["draft"] for b in second["blocks"]
+    ]
+    golden = {(s["prompt"], s["context"]): s["draft"] for s in BYTES4.golden["steps"]}
+    assert any(
+        golden.get((b["request"], b["context"]), b["draft"]) != b["draft"]
+        for b in first["blocks"]
+    )

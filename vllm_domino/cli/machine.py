@@ -33,7 +33,7 @@ def doctor() -> None:
     raise typer.Exit(1 if bad else 0)
 
 
-@app.command()
+@app.command(epilog='Example: pip install "vllm-domino[cpu]" && vllm-domino mend')
 def mend() -> None:
     """Mend what a fresh CPU install of vLLM gets wrong; run it once."""
     from vllm_domino.mend import mend as mend_environment
