@@ -119,6 +119,18 @@ def test_a_field_of_the_wrong_type_is_named(broken: Callable[..., Path]) -> None
     assert "dflash_config.emb_dim is '32'" in message
 
 
+def test_a_field_that_nobody_knows_is_told(
+    broken: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(BYTES4.target, domino(broken(in_head(num_anchors=512))))
+    assert "dflash_config.num_anchors in config.json" in capsys.readouterr().out
+
+
+def test_nothing_else_is_said_of_a_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(BYTES4.target, domino(BYTES4.draft))
+    assert "does not know" not in capsys.readouterr().out
+
+
 def test_method_domino_with_a_plain_dflash_draft(tmp_path: Path) -> None:
     draft = plain_dflash_draft(BYTES4.draft, tmp_path / "draft")
     message = refusal(DraftConfigError, BYTES4.target, domino(draft))

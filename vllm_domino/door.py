@@ -6,6 +6,7 @@ architecture says the rest. Everything that can be wrong with a draft is found h
 before an engine starts: its config, whether it fits the target, and its weights' names.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from vllm_domino.errors import DraftConfigError
 from vllm_domino.fit import TargetShape, require_fit
 from vllm_domino.makers import is_domino, read
 from vllm_domino.makers.layout import architectures, head_section
+from vllm_domino.makers.meaning import unknown_fields
 from vllm_domino.seams import ARCHITECTURE, register_architectures
+
+logger = logging.getLogger("vllm.domino")
 
 METHOD = "domino"
 # Methods under which a Domino checkpoint is taken for what it is.
@@ -95,6 +99,13 @@ def prepare(
     """
     config, maker = read(request.raw, request.draft)
     require_backbone(request.raw, maker, request.draft)
+    if ignored := unknown_fields(request.raw):
+        logger.warning(
+            "Domino: %s has %s in config.json, which this version does not know and "
+            "does not use.",
+            request.draft,
+            ", ".join(ignored),
+        )
     shape = TargetShape(
         name=target_model_config.model,
         hidden_size=target_model_config.get_hidden_size(),

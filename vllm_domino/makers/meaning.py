@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.makers.layout import MISSING, SECTION, look_up
+from vllm_domino.makers.layout import FLAT_PATHS, MISSING, SECTION, look_up
 
 _NESTED = "transformer_layer_config"
 # Place -> (values that change nothing, what another one means).
@@ -58,6 +58,18 @@ def require_known_meaning(raw: Mapping[str, Any], source: str) -> None:
                 f"{own}, but a Domino draft shares its target's embedding. Use a "
                 "draft as wide as its target."
             )
+
+
+def unknown_fields(raw: Mapping[str, Any]) -> list[str]:
+    """What a draft's own section says and nothing here reads: perhaps notes of its
+    training, perhaps something that a newer version would compute."""
+    section = raw.get(SECTION)
+    if not isinstance(section, Mapping):
+        return []
+    read = {place for places in FLAT_PATHS.values() for place in places}
+    read |= {*_NEUTRAL, f"{SECTION}.projector_type"}
+    places = [f"{SECTION}.{key}" for key in section]
+    return [place for place in places if place not in read]
 
 
 def _unsupported(source: str, place: str, value: Any, meaning: str) -> DraftConfigError:
