@@ -67,10 +67,12 @@ seams: $(NEXT)/vllm/__init__.py
 	$(BIN)/python -m pytest tests/test_seams.py --vllm-source=$(NEXT)/vllm
 
 test-all: $(NEXT)/vllm/__init__.py
+	rm -f docs/support.md
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -v -rP --durations=20 --vllm-source=$(NEXT)/vllm \
 	  --support-report=docs/support.md tests > .cache/test-all.log; status=$$?; tail -n 3 .cache/test-all.log; exit $$status
 
 matrix: $(READY)
+	rm -f docs/support.md
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m support \
 	  --support-report=docs/support.md tests
 

