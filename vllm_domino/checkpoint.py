@@ -2,8 +2,8 @@
 """Which tensors a draft must have, and the check that it has just these.
 
 vLLM's loader leaves a parameter that no tensor names as it was made, and drafts with
-it; acceptance falls and nothing says why. So every name and shape is checked, from the
-files' headers before an engine starts and again as the tensors arrive.
+it; acceptance falls and nothing says why. So every name, shape and value is checked,
+in a folder before an engine starts, and again as the tensors arrive.
 """
 
 from collections.abc import Mapping

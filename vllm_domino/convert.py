@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from vllm_domino.draft import Draft
 from vllm_domino.errors import DraftConfigError
 from vllm_domino.makers import MAKERS
-from vllm_domino.makers.layout import MISSING, Maker, look_up
-from vllm_domino.makers.speculators import SPECULATORS, VERIFIER
+from vllm_domino.makers.layout import Maker
+from vllm_domino.makers.speculators import SPECULATORS
 
 WRITTEN = {maker.name: maker for maker in MAKERS if maker.write is not None}
 
@@ -46,7 +46,7 @@ def convert(
         raise DraftConfigError(
             f"{destination} is the draft itself. Name another folder to convert into."
         )
-    target = target or _verifier(draft)
+    target = target or draft.verifier or ""
     if maker is SPECULATORS and not target:
         raise DraftConfigError(
             "speculators' layout names the target inside, and this draft does not say "
@@ -94,8 +94,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _verifier(draft: Draft) -> str:
-    verifier = look_up(draft.raw, VERIFIER)
-    return "" if verifier is MISSING or verifier is None else str(verifier)

@@ -80,12 +80,7 @@ def _vllm(subject: str) -> Iterator[Finding]:
 
 
 def _cuda_builds(subject: str) -> Iterator[Finding]:
-    broken = [
-        package
-        for package in mend.CUDA_BUILDS
-        if mend.is_installed(package) and not mend.imports(package)
-    ]
-    if broken:
+    if broken := list(mend.broken_builds()):
         yield Finding(
             subject,
             "bad",

@@ -3,7 +3,7 @@
 
 vLLM's ``method`` is a closed list, so Domino goes in as ``dflash`` and the draft's
 architecture says the rest. Everything that can be wrong with a draft is found here,
-before an engine starts: its config, whether it fits the target, and its weights' names.
+before an engine starts: its config, whether it fits the target, and its weights.
 """
 
 import logging
@@ -85,7 +85,7 @@ def prepare(
     request: Request,
     target_model_config: Any,
     target_parallel_config: Any,
-) -> None:
+) -> Drafting:
     """Checks the request and rewrites it for vLLM, in place.
 
     Args:
@@ -93,6 +93,9 @@ def prepare(
         request: What ``domino_request`` found.
         target_model_config: The target's ``ModelConfig``.
         target_parallel_config: Its ``ParallelConfig``.
+
+    Returns:
+        What the engine's workers must know, for ``finish``.
 
     Raises:
         DominoError: The draft, the target and the settings do not go together.
@@ -131,19 +134,17 @@ def prepare(
         "method": "dflash",
         "num_speculative_tokens": num_drafts,
     }
+    return Drafting(draft=config, maker=maker.name, runtime=request.runtime)
 
 
-def finish(config: Any, request: Request) -> Any:
+def finish(config: Any, drafting: Drafting) -> Any:
     """Names our model in the ``SpeculativeConfig`` that vLLM made of the request, and
     says there, by the released drafts' names, what vLLM itself asks a draft."""
-    draft, maker = read(request.raw, request.draft)
     hf_config = config.draft_model_config.hf_config
     hf_config.architectures = [ARCHITECTURE]
-    hf_config.dflash_config = head_section(draft) | {"causal": False}
-    hf_config.draft_vocab_size = draft.drafted_vocab
-    Drafting(draft=draft, maker=maker.name, runtime=request.runtime).attach(
-        config.draft_model_config
-    )
+    hf_config.dflash_config = head_section(drafting.draft) | {"causal": False}
+    hf_config.draft_vocab_size = drafting.draft.drafted_vocab
+    drafting.attach(config.draft_model_config)
     config.update_arch_()
     return config
 

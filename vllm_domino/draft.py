@@ -14,7 +14,8 @@ from vllm_domino.config import DraftConfig
 from vllm_domino.config_file import read_config
 from vllm_domino.errors import CheckpointError
 from vllm_domino.makers import read
-from vllm_domino.makers.layout import Maker
+from vllm_domino.makers.layout import Maker, look_up
+from vllm_domino.makers.speculators import VERIFIER
 from vllm_domino.weights import TensorInfo, WeightFiles
 
 
@@ -55,6 +56,12 @@ class Draft:
         return cls(
             source, folder, raw, config, maker, WeightFiles.of(folder, allow_pickle)
         )
+
+    @property
+    def verifier(self) -> str | None:
+        """The target that it names; only speculators' layout does."""
+        named = look_up(self.raw, VERIFIER)
+        return named if isinstance(named, str) and named else None
 
     def check(self) -> None:
         """Reads every tensor, and raises ``CheckpointError`` unless all is sound."""

@@ -4,8 +4,7 @@ a target, what it takes in vLLM, and the line that serves it."""
 
 import json
 import math
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,8 +17,8 @@ from vllm_domino.config_file import read_config
 from vllm_domino.draft import Draft
 from vllm_domino.errors import DominoError, DraftConfigError
 from vllm_domino.fit import TargetShape, require_fit
-from vllm_domino.makers.layout import look_up
-from vllm_domino.makers.speculators import VERIFIER
+from vllm_domino.launch import Choice, serve_command, shown
+from vllm_domino.weights import TensorInfo
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1}
 _SERVED_BYTES = 2  # of a weight or a cached value in bfloat16, what vLLM serves by
@@ -92,8 +91,7 @@ def inspect(draft: Draft, target: str | None = None) -> Inspection:
         for name, info in headers.items()
         if config.has_reduced_vocab or name not in _SHARED
     ]
-    verifier = look_up(draft.raw, VERIFIER)
-    served_by = target or (verifier if isinstance(verifier, str) else None)
+    served_by = target or draft.verifier or "TARGET"
     return Inspection(
         draft=draft.source,
         maker=draft.maker.title,
@@ -111,17 +109,10 @@ def inspect(draft: Draft, target: str | None = None) -> Inspection:
         * config.num_key_value_heads
         * config.head_dim
         * _SERVED_BYTES,
-        problem=_problem(draft),
+        problem=_problem(draft, headers),
         fit=None if target is None else fit(draft, target),
-        serve=serve_line(served_by or "TARGET", draft.source),
+        serve=shown(serve_command(served_by, Choice(draft.source), [])),
     )
-
-
-def serve_line(target: str, draft: str) -> str:
-    """The ``vllm serve`` command of a pair, quoted for a shell."""
-    settings = json.dumps({"method": "domino", "model": draft}, ensure_ascii=False)
-    command = ["vllm", "serve", target, "--speculative-config", settings]
-    return shlex.join(command)
 
 
 def fit(draft: Draft, target: str) -> Fit:
@@ -157,8 +148,8 @@ def _part_of(name: str, has_reduced_vocab: bool) -> str:
     return "reduced vocabulary"
 
 
-def _problem(draft: Draft) -> str:
-    shapes = {name: info.shape for name, info in draft.headers().items()}
+def _problem(draft: Draft, headers: Mapping[str, TensorInfo]) -> str:
+    shapes = {name: info.shape for name, info in headers.items()}
     try:
         check_tensors(draft.config, draft.maker, shapes, draft.source)
     except DominoError as error:

@@ -13,8 +13,6 @@ from typing import Any
 
 from vllm_domino.draft import Draft
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.makers.layout import MISSING, look_up
-from vllm_domino.makers.speculators import VERIFIER
 
 _OURS = ("--speculative-config", "-sc", "--speculative_config")
 
@@ -51,14 +49,13 @@ def target_of(target: str | None, choice: Choice) -> str:
     draft = Draft.open(choice.draft, choice.revision)
     if target is not None:
         return target
-    verifier = look_up(draft.raw, VERIFIER)
-    if verifier is MISSING or not isinstance(verifier, str):
+    if draft.verifier is None:
         raise DraftConfigError(
             f"{choice.draft}: config.json does not say which target it is for (only "
             "speculators' layout does). Name the target: vllm-domino serve TARGET "
             f"--draft {choice.draft}"
         )
-    return verifier
+    return draft.verifier
 
 
 def serve_command(target: str, choice: Choice, arguments: Sequence[str]) -> list[str]:

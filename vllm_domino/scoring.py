@@ -143,20 +143,17 @@ class Exact:
         return stays.nonzero().squeeze(-1)
 
 
-class _ExactBlock:
+class _ExactBlock(_DenseBlock):
     def __init__(self, scorer: Exact, base_logits: torch.Tensor) -> None:
+        super().__init__(scorer.weight, base_logits)
         self.scorer = scorer
-        self.base_logits = base_logits
-
-    def uncorrected(self, position: int) -> Best:
-        return _best(self.base_logits[:, position])
 
     def corrected(self, position: int, inner: torch.Tensor) -> Best:
-        base, weight = self.base_logits[:, position], self.scorer.weight
+        base = self.base_logits[:, position]
         ids = self.scorer.survivors(base, inner)
-        if len(ids) > self.scorer._WORTHWHILE * len(weight):
-            return _best(base + F.linear(inner, weight))
-        values, places = _best(base[:, ids] + F.linear(inner, weight[ids]))
+        if len(ids) > self.scorer._WORTHWHILE * len(self.weight):
+            return super().corrected(position, inner)
+        values, places = _best(base[:, ids] + F.linear(inner, self.weight[ids]))
         return values, ids[places]
 
 
@@ -206,16 +203,12 @@ class Pool:
         return _PoolBlock(base_logits, self.weight[pool], pool)
 
 
-class _PoolBlock:
+class _PoolBlock(_DenseBlock):
     def __init__(
         self, base_logits: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor
     ) -> None:
-        self.base_logits = base_logits
-        self.weight = weight  # (B, C, E)
+        super().__init__(weight, base_logits)  # the pool's rows: (B, C, E)
         self.pool = pool  # (B, C)
-
-    def uncorrected(self, position: int) -> Best:
-        return _best(self.base_logits[:, position])
 
     def corrected(self, position: int, inner: torch.Tensor) -> Best:
         base = self.base_logits[:, position].gather(-1, self.pool)

@@ -65,9 +65,11 @@ def _patch_config_door(module: ModuleType) -> None:
         if request is None:
             return original(self, target_model_config, target_parallel_config)
         verify()
-        door.prepare(self, request, target_model_config, target_parallel_config)
+        drafting = door.prepare(
+            self, request, target_model_config, target_parallel_config
+        )
         config = original(self, target_model_config, target_parallel_config)
-        return door.finish(config, request)
+        return door.finish(config, drafting)
 
     module.EngineArgs.create_speculative_config = create_speculative_config
 

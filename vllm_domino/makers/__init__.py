@@ -79,9 +79,7 @@ def read(raw: Mapping[str, Any], source: str) -> tuple[DraftConfig, Maker]:
     try:
         return DraftConfig.model_validate(fields), maker
     except ValidationError as error:
-        raise DraftConfigError(
-            f"{source}: {_explain(error, maker, raw, source)}"
-        ) from None
+        raise DraftConfigError(f"{source}: {_explain(error, maker, raw)}") from None
 
 
 def _projector(maker: Maker, raw: Mapping[str, Any]) -> Any:
@@ -127,9 +125,7 @@ def _not_ours(raw: Mapping[str, Any]) -> str:
     )
 
 
-def _explain(
-    error: ValidationError, maker: Maker, raw: Mapping[str, Any], source: str
-) -> str:
+def _explain(error: ValidationError, maker: Maker, raw: Mapping[str, Any]) -> str:
     """One sentence for the first thing pydantic found wrong."""
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
