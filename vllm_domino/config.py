@@ -24,7 +24,7 @@ DraftBlock = Literal["trained", "short"]
 
 
 # Which tokens the head scores: all, those that can still win, or a pool of likely ones.
-HeadMode = Literal["auto", "dense", "exact", "pool"]
+HeadMode = Literal["dense", "exact", "pool"]
 
 
 class RuntimeConfig(BaseModel):
@@ -39,11 +39,11 @@ class RuntimeConfig(BaseModel):
         "(as many as are needed).",
     )
     head: HeadMode = Field(
-        default="auto",
+        default="dense",
         description='How greedy drafts find the likeliest token: "dense" scores the '
         'whole vocabulary, "exact" only what can still win, for the same tokens (on a '
         'CPU), "pool" only the pool_size likeliest before correction, which may draft '
-        'others; "auto" is exact where it is faster and dense elsewhere.',
+        "others.",
     )
     pool_size: StrictInt = Field(
         default=2048, gt=0, le=2**24, description="Tokens that head: pool considers."

@@ -157,10 +157,6 @@ class _ExactBlock(_DenseBlock):
         return values, ids[places]
 
 
-# Of the vocabulary; below it the narrow product costs as much as the wide one.
-_EXACT_FROM = 8192
-
-
 def make_scorer(
     runtime: RuntimeConfig, weight: torch.Tensor, captured: bool
 ) -> "Scorer":
@@ -172,17 +168,15 @@ def make_scorer(
     """
     if runtime.head == "pool":
         return Pool(weight, runtime.pool_size)
-    fits = weight.device.type == "cpu" and not captured
-    if runtime.head == "exact" and not fits:
+    if runtime.head == "dense":
+        return Dense(weight)
+    if weight.device.type != "cpu" or captured:
         raise DraftConfigError(
             'speculative_config.head is "exact", but how much it reads depends on '
             "data, which the captured draft step of this device and runner cannot. "
             'Set it to "dense", or leave it out.'
         )
-    wanted = runtime.head == "auto" and len(weight) >= _EXACT_FROM
-    if fits and (wanted or runtime.head == "exact"):
-        return Exact(weight)
-    return Dense(weight)
+    return Exact(weight)
 
 
 class Pool:

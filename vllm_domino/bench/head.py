@@ -93,7 +93,7 @@ def modes(case: HeadCase, sglang: Path | None, pool_size: int) -> dict[str, Mode
 
     def ours(scorer: Scorer, feed: Feed) -> Mode:
         def draft(inputs: Inputs) -> torch.Tensor:
-            hidden = inputs.hidden[:, : case.size.num_drafts]
+            hidden = inputs.hidden[:, : case.size.num_drafts].contiguous()
             base = case.base_logits(inputs.hidden)
             return rollout_likeliest(head, hidden, base, inputs.bonus, feed, scorer)
 
