@@ -41,12 +41,16 @@ class RuntimeConfig(BaseModel):
     head: HeadMode = Field(
         default="dense",
         description='How greedy drafts find the likeliest token: "dense" scores the '
-        'whole vocabulary, "exact" only what can still win, for the same tokens (on a '
-        'CPU), "pool" only the pool_size likeliest before correction, which may draft '
-        "others.",
+        'whole vocabulary position by position, "exact" guesses a block and checks it '
+        'at once, for the same tokens (on a CPU), "pool" only the pool_size likeliest '
+        "before correction, which may draft others.",
     )
-    pool_size: StrictInt = Field(
-        default=2048, gt=0, le=2**24, description="Tokens that head: pool considers."
+    pool_size: StrictInt | None = Field(
+        default=None,
+        gt=0,
+        le=2**24,
+        description='Tokens that head "pool" considers (2048 if left out), or that '
+        '"exact" guesses from (512).',
     )
     project_embeddings: StrictBool = Field(
         default=False,

@@ -22,14 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vllm_domino.scoring import Scorer
-
 # (B,) token ids -> (B, H) embeddings; the target's own table.
 Embed = Callable[[torch.Tensor], torch.Tensor]
-# ((B,) token ids, (B, G) GRU state) -> (B, G) the state after those tokens.
-Feed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# ((B,) values, (B,) ids) of one rank's likeliest tokens -> (B,) tokens to draft.
-Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # (draft position, (B, V) corrected logits) -> (B,) token ids.
 Pick = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -90,14 +84,19 @@ class HeadSteps:
             self.prefix_gru.weight_hh_l0,
         )
 
-    def advance_from(self, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """As ``advance``, from W_ih emb(t), (B, 3 G), where that is at hand."""
-        recurrent = F.linear(state, self.prefix_gru.weight_hh_l0)
-        reset_x, update_x, new_x = gates.chunk(3, dim=-1)
-        reset_h, update_h, new_h = recurrent.chunk(3, dim=-1)
-        update = torch.sigmoid(update_x + update_h)
-        new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
-        return torch.lerp(new, state, update)
+    def advance_from(
+        self, gates: torch.Tensor, recurrent: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        """As ``advance``, from W_ih emb(t) and W_hh h, (B, 3 G) each.
+
+        The operations of torch's own cell on a CPU in its order, so that their
+        roundings are the same.
+        """
+        reset_x, new_x = gates.split([2 * state.shape[-1], state.shape[-1]], dim=-1)
+        reset_h, new_h = recurrent.split(reset_x.shape[-1], dim=-1)
+        reset, update = (reset_h + reset_x).sigmoid_().chunk(2, dim=-1)
+        new = torch.tanh(new_x + new_h * reset)
+        return (state - new).mul_(update).add_(new)
 
     def project_embeddings(self, table: torch.Tensor, rows: int = 4096) -> torch.Tensor:
         """W_ih times every row of an embedding table: (V, H) -> (V, 3 G). It saves the
@@ -144,50 +143,6 @@ class DominoHead(HeadSteps, nn.Module):
         super().__init__()
         self.pure_draft_prefix_len = pure_draft_prefix_len
         self.make_head(shape)
-
-
-def rollout_likeliest(
-    head: HeadSteps,
-    hidden: torch.Tensor,
-    base_logits: torch.Tensor,
-    bonus: torch.Tensor,
-    feed: Feed,
-    scorer: Scorer,
-    choose: Choose = lambda values, ids: ids,
-) -> torch.Tensor:
-    """Drafts the likeliest K tokens a request, reading as little as a scorer can.
-
-    Args:
-        head: The trained head.
-        hidden: (B, K, H) the backbone's rows that predict the K drafts, after its
-            final norm.
-        base_logits: (B, K, V) those rows through the target's lm_head; one rank's part
-            of the vocabulary will do.
-        bonus: (B,) the token each block continues.
-        feed: Takes the GRU one token further.
-        scorer: Finds the likeliest token of one position.
-        choose: Makes of its value and id the token that is drafted; the id if not
-            given.
-
-    Returns:
-        (B, K) the drafted tokens, int64.
-    """
-    num_drafts = hidden.shape[1]
-    first = head.pure_draft_prefix_len
-    projected = head.project_hidden(hidden)
-    zeros = hidden.new_zeros(hidden.shape[0], head.prefix_gru.hidden_size)
-    state = feed(bonus, zeros)
-    block = scorer.open(base_logits, first)
-    drafts = torch.empty(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-    for i in range(num_drafts):
-        if i < first:
-            best = block.uncorrected(i)
-        else:
-            best = block.corrected(i, head.bottleneck(projected[:, i], state))
-        drafts[:, i] = choose(*best)
-        if i + 1 < num_drafts:
-            state = feed(drafts[:, i], state)
-    return drafts
 
 
 def rollout(

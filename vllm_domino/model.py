@@ -35,9 +35,10 @@ from vllm_domino.checkpoint import (
     target_token_ids,
 )
 from vllm_domino.config import Drafting, num_query_rows
-from vllm_domino.head import DominoHead, HeadShape, Pick, rollout, rollout_likeliest
+from vllm_domino.head import DominoHead, HeadShape, Pick, rollout
 from vllm_domino.makers import BY_NAME
-from vllm_domino.scoring import Scorer, make_scorer
+from vllm_domino.rollouts import Rollout, make_rollout
+from vllm_domino.steps import Steps
 
 logger = logging.getLogger("vllm.domino")
 
@@ -86,10 +87,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         )
         # The target's id of each token of a reduced vocabulary.
         self._target_ids: torch.Tensor | None = None
-        self._scorer: Scorer | None = None
+        self._rollout: Rollout | None = None
         self._captured = False
-        # W_ih times each token's embedding, where the user wants it: (V, 3 G).
-        self._gates: torch.Tensor | None = None
 
     def prepare(self, runner: str, speculative_config: Any) -> None:
         """Lays out what drafting needs beside the weights, once they and the shared
@@ -105,10 +104,12 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
 
     def _lay_out(self) -> None:
         """What is made of the weights; made again when they are loaded again."""
-        weight = self.head.embed_proj[2].weight
-        self._scorer = make_scorer(self.runtime, weight, self._captured)
+        gates = None
         if self.runtime.project_embeddings:
-            self._gates = self.head.project_embeddings(self.model.embed_tokens.weight)
+            gates = self.head.project_embeddings(self.model.embed_tokens.weight)
+        steps = Steps(self.head, self.model.embed_tokens, gates)
+        alone = self._num_shards == 1 and self._target_ids is None
+        self._rollout = make_rollout(self.runtime, steps, self._captured, alone)
 
     def _announce(self, runner: str, speculative_config: Any) -> None:
         """One line in the log that says what drafts, and how."""
@@ -124,7 +125,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             self.draft_config.block_size,
             speculative_config.num_speculative_tokens,
             runner,
-            type(self._scorer).__name__.lower(),
+            self.runtime.head,
             self.draft_config.drafted_vocab,
             speculative_config.draft_sample_method,
         )
@@ -170,22 +171,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
                 self.model.embed_tokens,
                 lambda position, shard: pick(position, self._whole(shard)),
             )
-        assert self._scorer is not None
-        return rollout_likeliest(
-            self.head,
-            hidden_states,
-            base_logits,
-            bonus,
-            self._feed,
-            self._scorer,
-            self._target_id,
-        )
-
-    def _feed(self, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """The GRU's state after these tokens: (B,), (B, G) -> (B, G)."""
-        if self._gates is not None:
-            return self.head.advance_from(self._gates[tokens], state)
-        return self.head.advance(self.model.embed_tokens(tokens), state)
+        assert self._rollout is not None
+        return self._rollout.draft(hidden_states, base_logits, bonus, self._target_id)
 
     def _target_id(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """The target's id of the likeliest token over all ranks, from this rank's
@@ -235,7 +222,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             self.model.has_separate_mask_embedding = True
         super().load_weights(tensors.items())
         self.head.load_state_dict(head)
-        if self._scorer is not None:
+        if self._rollout is not None:
             self._lay_out()
 
     def _shard_of(self, matrix: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,9 @@ from vllm_domino.bench.head_case import (
     weights_read,
 )
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.head import Feed, rollout_likeliest
-from vllm_domino.scoring import Dense, Exact, Pool, Scorer
+from vllm_domino.rollouts import GUESSES, Exact, Rollout, StepByStep
+from vllm_domino.scoring import Dense, Pool
+from vllm_domino.steps import Steps
 
 LM_HEAD = "lm_head alone"
 DENSE = "dense"
@@ -79,33 +80,29 @@ class Result:
         }
 
 
-def modes(case: HeadCase, sglang: Path | None, pool_size: int) -> dict[str, Mode]:
+def modes(
+    case: HeadCase, sglang: Path | None, pool_size: int, guesses: int = GUESSES
+) -> dict[str, Mode]:
     """Each mode by its name, weights laid out."""
-    head = case.head
-    weight = head.embed_proj[2].weight
-    gates = head.project_embeddings(case.embedding)
+    gates = case.head.project_embeddings(case.embedding)
+    steps = Steps(case.head, case.embed)
+    projected = Steps(case.head, case.embed, gates)
 
-    def from_table(ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        return head.advance_from(gates[ids], state)
-
-    def from_embedding(ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        return head.advance(case.embedding[ids], state)
-
-    def ours(scorer: Scorer, feed: Feed) -> Mode:
+    def ours(rollout: Rollout) -> Mode:
         def draft(inputs: Inputs) -> torch.Tensor:
             hidden = inputs.hidden[:, : case.size.num_drafts].contiguous()
             base = case.base_logits(inputs.hidden)
-            return rollout_likeliest(head, hidden, base, inputs.bonus, feed, scorer)
+            return rollout.draft(hidden, base, inputs.bonus, lambda _, ids: ids)
 
         return draft
 
-    exact = Exact(weight)
+    guesses = min(guesses, len(steps.vocab))
     found = {
         LM_HEAD: lambda inputs: case.base_logits(inputs.hidden),
-        DENSE: ours(Dense(weight), from_embedding),
-        "exact": ours(exact, from_embedding),
-        "exact, embeddings projected": ours(exact, from_table),
-        f"pool of {pool_size}": ours(Pool(weight, pool_size), from_embedding),
+        DENSE: ours(StepByStep(steps, Dense(steps.vocab))),
+        "exact": ours(Exact(steps, guesses)),
+        "exact, embeddings projected": ours(Exact(projected, guesses)),
+        f"pool of {pool_size}": ours(StepByStep(steps, Pool(steps.vocab, pool_size))),
     }
     if sglang is not None:
         module = load_sglang(sglang)

@@ -68,6 +68,10 @@ class HeadCase:
         )
         return Inputs(hidden.to(self.lm_head.dtype), bonus)
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(B,) -> (B, H)."""
+        return self.embedding[tokens]
+
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(B, K, V); the lm_head over the rows that predict."""
         rows = hidden[:, : self.size.num_drafts]

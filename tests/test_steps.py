@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laid-out steps are the head's own, bit for bit."""
+
+import pytest
+import torch
+
+from vllm_domino.head import DominoHead, HeadShape
+from vllm_domino.steps import Steps
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Wide enough for the GRU's weights to be laid out.
+SHAPE = HeadShape(hidden_size=640, gru_hidden_dim=700, emb_dim=32, vocab_size=301)
+
+
+class Case:
+    def __init__(self, dtype: torch.dtype, num_reqs: int) -> None:
+        torch.manual_seed(num_reqs)
+        self.head = DominoHead(SHAPE, 1).requires_grad_(False).to(dtype)
+        self.table = torch.randn(SHAPE.vocab_size, SHAPE.hidden_size).to(dtype)
+        self.state = torch.tanh(torch.randn(num_reqs, SHAPE.gru_hidden_dim)).to(dtype)
+        self.tokens = torch.randint(SHAPE.vocab_size, (num_reqs,))
+        self.expected = self.head.advance(self.table[self.tokens], self.state)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table[tokens]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_reqs", [1, 5, 64])
+def test_a_step(num_reqs: int, dtype: torch.dtype) -> None:
+    case = Case(dtype, num_reqs)
+    steps = Steps(case.head, case.embed)
+    assert torch.equal(steps.advance(case.tokens, case.state), case.expected)
+
+
+@pytest.mark.parametrize("num_reqs", [1, 5])
+def test_a_step_from_projected_embeddings(num_reqs: int) -> None:
+    case = Case(torch.bfloat16, num_reqs)
+    gates = case.head.project_embeddings(case.table, rows=40)
+    steps = Steps(case.head, case.embed, gates)
+    found = steps.advance(case.tokens, case.state)
+    torch.testing.assert_close(found, case.expected)
+
+
+def test_a_step_that_was_foreseen() -> None:
+    case = Case(torch.bfloat16, 3)
+    steps = Steps(case.head, case.embed)
+    others = (case.tokens[:, None] + torch.tensor([1, 0, 2])) % SHAPE.vocab_size
+    foreseen = steps.foresee(torch.stack([others + 3, others], dim=1))
+    assert foreseen is not None
+    gates = foreseen.look_up(1, case.tokens)
+    assert gates is not None
+    assert torch.equal(steps.advance(case.tokens, case.state, gates), case.expected)
+    # One that was not spoils it for all.
+    assert foreseen.look_up(0, case.tokens) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bottleneck(dtype: torch.dtype) -> None:
+    case = Case(dtype, 5)
+    steps = Steps(case.head, case.embed)
+    hidden = torch.randn(5, 4, SHAPE.hidden_size).to(dtype)
+    projected = steps.project_hidden(hidden)
+    found = steps.bottleneck(projected[:, 2], case.state)
+    theirs = case.head.project_hidden(hidden)
+    torch.testing.assert_close(found, case.head.bottleneck(theirs[:, 2], case.state))
+    whole = torch.cat([hidden[:, 2], case.state], dim=-1)
+    # W1's two parts are rounded before they are added.
+    expected = case.head.embed_proj[:2](whole)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)

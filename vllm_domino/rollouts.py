@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy rollouts: K tokens a request, each the likeliest after those before it.
+
+``StepByStep`` goes through the positions with a scorer: all of the vocabulary, or a
+pool of it. ``Exact`` drafts the tokens of the former at about the price of the latter.
+
+Shapes: B requests, K drafts, H width, G GRU, E bottleneck, V vocabulary (of one rank).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from vllm_domino.config import RuntimeConfig
+from vllm_domino.errors import DraftConfigError
+from vllm_domino.scoring import Dense, Pool, PoolBlock, Scorer
+from vllm_domino.steps import Foreseen, Steps
+from vllm_domino.vocabulary import Best, Vocabulary
+
+# Values and ids, (N,) each, of one rank's likeliest tokens -> (N,) tokens to draft.
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# SGLang's pool; and what is enough to guess from, a wrong guess being found out.
+POOL, GUESSES = 2048, 512
+# Guesses that may be wrong before a block is finished without.
+_ROUNDS = 3
+# A correction w . c of a c like any other has the standard deviation |w| |c| / sqrt(E).
+# Tokens are guessed from by the base logit and so many of these.
+_DEVIATIONS = 3
+# Rows of a product that take little longer than one, the weights being what is read.
+_ROWS = 64
+
+
+class Rollout(Protocol):
+    def draft(
+        self,
+        hidden: torch.Tensor,
+        base_logits: torch.Tensor,
+        bonus: torch.Tensor,
+        choose: Choose,
+    ) -> torch.Tensor:
+        """Drafts (B, K) tokens, int64.
+
+        Args:
+            hidden: (B, K, H) the backbone's rows that predict the K drafts, after its
+                final norm.
+            base_logits: (B, K, V) those rows through the target's lm_head; one rank's
+                part of the vocabulary will do.
+            bonus: (B,) the token each block continues.
+            choose: Makes of a rank's likeliest the token that is drafted.
+        """
+        ...
+
+
+def make_rollout(
+    runtime: RuntimeConfig, steps: Steps, captured: bool, alone: bool
+) -> Rollout:
+    """The rollout that a user's choice means.
+
+    Args:
+        captured: Whether the draft step goes into a CUDA graph.
+        alone: Whether this rank's ids are the target's.
+    """
+    if runtime.head == "pool":
+        return StepByStep(steps, Pool(steps.vocab, runtime.pool_size or POOL))
+    if runtime.head == "dense":
+        return StepByStep(steps, Dense(steps.vocab))
+    if steps.vocab.device.type != "cpu" or captured:
+        raise DraftConfigError(
+            'speculative_config.head is "exact", but how much it reads depends on '
+            "data, which the captured draft step of this device and runner cannot. "
+            'Set it to "dense", or leave it out.'
+        )
+    guesses = runtime.pool_size or GUESSES
+    if guesses >= len(steps.vocab):
+        return StepByStep(steps, Dense(steps.vocab))
+    return Exact(steps, guesses, foresees=alone)
+
+
+class StepByStep:
+    """Scores position after position."""
+
+    def __init__(self, steps: Steps, scorer: Scorer) -> None:
+        self.steps = steps
+        self.scorer = scorer
+
+    def draft(
+        self,
+        hidden: torch.Tensor,
+        base_logits: torch.Tensor,
+        bonus: torch.Tensor,
+        choose: Choose,
+    ) -> torch.Tensor:
+        steps = self.steps
+        projected = steps.project_hidden(hidden)
+        state = steps.start(bonus)
+        block = self.scorer.open(base_logits, steps.prefix)
+        drafts = bonus.new_empty(hidden.shape[:2], dtype=torch.int64)
+        for i in range(drafts.shape[1]):
+            if i < steps.prefix:
+                best = block.uncorrected(i)
+            else:
+                best = block.corrected(i, steps.bottleneck(projected[:, i], state))
+            drafts[:, i] = choose(*best)
+            if i + 1 < drafts.shape[1]:
+                state = steps.advance(drafts[:, i], state)
+        return drafts
+
+
+@dataclass
+class _Blocks:
+    """Blocks of some requests, and their drafts as far as they are known."""
+
+    projected: torch.Tensor  # (B, K, E)
+    base: torch.Tensor  # (B, K, V)
+    pool: PoolBlock
+    drafts: torch.Tensor  # (B, K)
+    foreseen: Foreseen | None
+
+    def of(self, requests: torch.Tensor) -> "_Blocks":
+        if len(requests) == len(self.drafts):
+            return self  # all of them: nothing to copy
+        return _Blocks(
+            self.projected[requests],
+            self.base[requests],
+            self.pool.of(requests),
+            self.drafts[requests],
+            None if self.foreseen is None else self.foreseen.of(requests),
+        )
+
+
+class Exact:
+    """Guesses a block from a pool, then checks all of its positions at once.
+
+    Step by step, W2 is read once a position. But the guess gives every position's c, so
+    one product gives every position's likeliest token of the whole vocabulary, with W2
+    read once. As far as these are the tokens that were guessed, they are dense's:
+
+    Let d_i be dense's tokens, g_i the guessed ones, and t_i the likeliest of
+    base_i + W2 c(g_1 .. g_{i-1}) over the whole vocabulary. If g_j = d_j for all j < i,
+    then t_i is what dense computes at i, so t_i = d_i; if also t_i = g_i, the same
+    holds at i + 1. So up to the first i with t_i != g_i all guesses are dense's, and
+    t_i is dense's there. From it on the block is guessed again, and checked again; each
+    round settles at least one position more. Were ``_ROUNDS`` guesses wrong, the rest
+    is scored over the whole vocabulary, position by position.
+
+    No bound is needed, so there is none to be rounded: t_i is found among the same
+    scores, round(base + round(w . c)), by comparison alone, and of equals the lowest id
+    wins. The one thing that may differ from ``Dense`` is the order in which a product
+    over E sums, if the machine's library sums one row otherwise than many. oneDNN's
+    bfloat16 kernels do not (tests/test_linear.py).
+
+    For a CPU: whether to go on depends on data, which a CUDA graph cannot hold.
+
+    Args:
+        size: Tokens to guess from: those with the largest base logits in a block.
+        foresees: Whether likely tokens' embeddings are looked up ahead. Not where ranks
+            share the table: they must look up the same tokens at the same time.
+    """
+
+    def __init__(self, steps: Steps, size: int, foresees: bool = True) -> None:
+        self.steps = steps
+        self.foresees = foresees
+        self.guesses = Pool(steps.vocab, size)
+        self.vocabulary = Vocabulary(steps.vocab)
+        deviations = _DEVIATIONS / steps.vocab.shape[-1] ** 0.5
+        self.promise = steps.vocab.float().norm(dim=-1).mul(deviations)  # (V,)
+
+    def draft(
+        self,
+        hidden: torch.Tensor,
+        base_logits: torch.Tensor,
+        bonus: torch.Tensor,
+        choose: Choose,
+    ) -> torch.Tensor:
+        steps = self.steps
+        drafts = bonus.new_empty(hidden.shape[:2], dtype=torch.int64)
+        first = min(steps.prefix, drafts.shape[1])
+        state = steps.start(bonus)
+        if first:
+            # Uncorrected drafts need no guess.
+            values, ids = base_logits[:, :first].max(dim=-1)
+            drafts[:, :first] = choose(values.flatten(), ids.flatten()).view(-1, first)
+        if first == drafts.shape[1]:
+            return drafts
+        for i in range(first):
+            state = steps.advance(drafts[:, i], state)
+        projected = steps.project_hidden(hidden)
+        pool = self._open(projected, base_logits, first, state)
+        blocks = _Blocks(projected, base_logits, pool, drafts, self._foresee(pool))
+        self._settle(blocks, first, None, state, choose, _ROUNDS)
+        return drafts
+
+    def _open(
+        self,
+        projected: torch.Tensor,
+        base_logits: torch.Tensor,
+        first: int,
+        state: torch.Tensor,
+    ) -> PoolBlock:
+        length = self.steps.bottleneck(projected[:, first], state).float().norm(dim=-1)
+        promise = torch.outer(length, self.promise).to(base_logits.dtype)
+        return self.guesses.open(base_logits, first, promise)
+
+    def _foresee(self, pool: PoolBlock) -> Foreseen | None:
+        """The likeliest tokens of every position before correction; few, or none."""
+        num_reqs, num_drafts, size = pool.logits.shape
+        count = min(size, _ROWS // (num_reqs * num_drafts))
+        if count < 2 or not self.foresees:
+            return None
+        places = pool.logits.topk(count, dim=-1, sorted=False).indices
+        tokens = pool.pool[:, None].expand(-1, num_drafts, -1).gather(2, places)
+        return self.steps.foresee(tokens)
+
+    def _settle(
+        self,
+        blocks: _Blocks,
+        start: int,
+        settled: torch.Tensor | None,
+        state: torch.Tensor,
+        choose: Choose,
+        rounds: int,
+    ) -> None:
+        """Makes of ``blocks.drafts``, from ``start`` on, what dense would.
+
+        Args:
+            settled: (B,) the position from which a request's drafts are not yet known
+                to be right; ``start`` if None.
+            state: (B, G) at ``start``.
+            rounds: How many guesses may be made.
+        """
+        steps, drafts = self.steps, blocks.drafts
+        states, inners, scores = [], [], []
+        for i in range(start, drafts.shape[1]):
+            states.append(state)
+            inners.append(steps.bottleneck(blocks.projected[:, i], state))
+            value, token = self._guess(blocks, i, inners[-1], rounds)
+            scores.append(value)
+            token = choose(value, token)
+            if settled is None:
+                drafts[:, i] = token
+            else:
+                drafts[:, i] = torch.where(settled > i, drafts[:, i], token)
+            if i + 1 < drafts.shape[1]:
+                state = self._advance(blocks, i, state)
+        if not rounds:
+            return
+        inner, score = torch.stack(inners, dim=1), torch.stack(scores, dim=1)
+        values, ids = self.vocabulary.best(blocks.base[:, start:], inner, score)
+        right = choose(values.flatten(), ids.flatten()).view(len(drafts), -1)
+        wrong = right != drafts[:, start:]
+        if not wrong.any():
+            return
+        requests = wrong.any(dim=1).nonzero().squeeze(-1)
+        first = wrong[requests].int().argmax(dim=1)
+        drafts[requests, start + first] = right[requests, first]
+        self._go_on(blocks, start, requests, first, states, choose, rounds - 1)
+
+    def _guess(
+        self, blocks: _Blocks, position: int, inner: torch.Tensor, rounds: int
+    ) -> Best:
+        if rounds:
+            return blocks.pool.corrected(position, inner)
+        base = blocks.base[:, position : position + 1]
+        values, ids = self.vocabulary.best(base, inner[:, None])
+        return values.squeeze(1), ids.squeeze(1)
+
+    def _advance(
+        self, blocks: _Blocks, position: int, state: torch.Tensor
+    ) -> torch.Tensor:
+        """The state after the draft at a position."""
+        token = blocks.drafts[:, position]
+        gates = None
+        if blocks.foreseen is not None:
+            gates = blocks.foreseen.look_up(position, token)
+        return self.steps.advance(token, state, gates)
+
+    def _go_on(
+        self,
+        blocks: _Blocks,
+        start: int,
+        requests: torch.Tensor,
+        first: torch.Tensor,
+        states: list[torch.Tensor],
+        choose: Choose,
+        rounds: int,
+    ) -> None:
+        """Settles what comes after the first wrong guess of some requests."""
+        unfinished = start + first + 1 < blocks.drafts.shape[1]
+        requests, first = requests[unfinished], first[unfinished]
+        if not len(requests):
+            return
+        again = int(first.min())
+        some = blocks.of(requests)
+        state = self._advance(some, start + again, states[again][requests])
+        self._settle(some, start + again + 1, start + first + 1, state, choose, rounds)
+        if some is not blocks:
+            blocks.drafts[requests] = some.drafts
