@@ -55,8 +55,9 @@ class RuntimeConfig(BaseModel):
     project_embeddings: StrictBool = Field(
         default=False,
         description="Whether the GRU's input is worked out for every token when the "
-        "engine starts; it takes 6 bytes times vocabulary times GRU width (0.93 GB for "
-        "Qwen3-8B) and saves the reading of the GRU's input weights at every draft.",
+        "engine starts; it takes 3 numbers times vocabulary times GRU width (0.93 GB "
+        "for Qwen3-8B) and saves the reading of the GRU's input weights at every "
+        "draft.",
     )
     allow_pickle: StrictBool = Field(
         default=False,

@@ -60,7 +60,7 @@ def target_of(target: str | None, choice: Choice) -> str:
 
 def serve_command(target: str, choice: Choice, arguments: Sequence[str]) -> list[str]:
     """The ``vllm serve`` that is run."""
-    _refuse_ours(arguments)
+    refuse_ours(arguments)
     script = Path(sys.executable).parent / "vllm"
     settings = json.dumps(choice.settings(), ensure_ascii=False)
     command = [str(script), "serve", target, "--speculative-config", settings]
@@ -132,26 +132,10 @@ def generate(
         sampling: For vLLM's ``SamplingParams``.
         arguments: vLLM's engine flags, as ``vllm serve`` takes them.
     """
-    _refuse_ours(arguments)
-    from vllm import LLM, EngineArgs, SamplingParams
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm import LLM, SamplingParams
 
-    parser = EngineArgs.add_cli_args(
-        FlexibleArgumentParser(prog="vllm-domino generate")
-    )
-    parsed = parser.parse_args(["--model", target, *arguments])
-    engine = EngineArgs.from_cli_args(parsed)
-    given = {
-        name: value
-        for name, value in vars(engine).items()
-        if name not in ("model", "speculative_config", "disable_log_stats")
-    }
-    llm = LLM(
-        model=target,
-        speculative_config=choice.settings(),
-        disable_log_stats=False,
-        **given,
-    )
+    given = engine_settings(target, arguments)
+    llm = LLM(**given, speculative_config=choice.settings(), disable_log_stats=False)
     params = SamplingParams(**sampling)
     if llm.get_tokenizer().chat_template:
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -165,6 +149,21 @@ def generate(
     return Answers(answers, _acceptance_length(llm.get_metrics()))
 
 
+def engine_settings(target: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """vLLM's engine flags, as ``vllm serve`` takes them, as an ``LLM`` takes them."""
+    refuse_ours(arguments)
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm-domino"))
+    parsed = parser.parse_args(["--model", target, *arguments])
+    return {
+        name: value
+        for name, value in vars(EngineArgs.from_cli_args(parsed)).items()
+        if name not in ("speculative_config", "disable_log_stats")
+    }
+
+
 def _acceptance_length(metrics: Iterable[Any]) -> float | None:
     counts = {metric.name: getattr(metric, "value", 0) for metric in metrics}
     drafts = counts.get("vllm:spec_decode_num_drafts", 0)
@@ -172,10 +171,10 @@ def _acceptance_length(metrics: Iterable[Any]) -> float | None:
     return 1 + float(accepted) / drafts if drafts else None
 
 
-def _refuse_ours(arguments: Sequence[str]) -> None:
+def refuse_ours(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument.split("=")[0] in _OURS:
             raise DraftConfigError(
-                f"{argument.split('=')[0]} is what this command fills in. Use --draft "
-                "and its companions here, or call vllm serve yourself."
+                f"{argument.split('=')[0]} is what this command fills in. Use its own "
+                "options here, or call vllm serve yourself."
             )

@@ -17,11 +17,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from vllm import _custom_ops as ops
 from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     tensor_model_parallel_all_gather,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
 )
 from vllm.model_executor.models.qwen3_dflash import (
     DFlashQwen3ForCausalLM,
@@ -35,7 +39,7 @@ from vllm_domino.checkpoint import (
     target_token_ids,
 )
 from vllm_domino.config import Drafting, num_query_rows
-from vllm_domino.head import DominoHead, HeadShape, Pick, rollout
+from vllm_domino.head import DominoHead, Embed, HeadShape, Pick, rollout
 from vllm_domino.makers import BY_NAME
 from vllm_domino.rollouts import Rollout, make_rollout
 from vllm_domino.steps import Steps
@@ -107,9 +111,20 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         gates = None
         if self.runtime.project_embeddings:
             gates = self.head.project_embeddings(self.model.embed_tokens.weight)
-        steps = Steps(self.head, self.model.embed_tokens, gates)
+        steps = Steps(self.head, self._lookup(), gates)
         alone = self._num_shards == 1 and self._target_ids is None
         self._rollout = make_rollout(self.runtime, steps, self._captured, alone)
+
+    def _lookup(self) -> Embed:
+        """The target's embedding, by the shortest way there is."""
+        shared = self.model.embed_tokens
+        plain = isinstance(
+            getattr(shared, "quant_method", None), UnquantizedEmbeddingMethod
+        )
+        if self._num_shards > 1 or not plain:
+            return shared  # type: ignore[no-any-return]
+        table = shared.weight
+        return lambda tokens: F.embedding(tokens, table)
 
     def _announce(self, runner: str, speculative_config: Any) -> None:
         """One line in the log that says what drafts, and how."""
@@ -177,8 +192,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
     def _target_id(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """The target's id of the likeliest token over all ranks, from this rank's
         likeliest: (B,), (B,) -> (B,)."""
-        ids = ids + self._shard.org_vocab_start_index
         if self._num_shards > 1:
+            ids = ids + self._shard.org_vocab_start_index
             # As float32 an id is exact up to 16 million. Of equal values the first
             # rank's wins, which is the lowest id.
             pair = torch.stack([values.float(), ids.float()], dim=-1)

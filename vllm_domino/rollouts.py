@@ -94,19 +94,19 @@ class StepByStep:
         choose: Choose,
     ) -> torch.Tensor:
         steps = self.steps
-        projected = steps.project_hidden(hidden)
+        projected = steps.project_hidden(hidden).unbind(1)
         state = steps.start(bonus)
         block = self.scorer.open(base_logits, steps.prefix)
-        drafts = bonus.new_empty(hidden.shape[:2], dtype=torch.int64)
-        for i in range(drafts.shape[1]):
+        drafts: list[torch.Tensor] = []
+        for i in range(len(projected)):
             if i < steps.prefix:
                 best = block.uncorrected(i)
             else:
-                best = block.corrected(i, steps.bottleneck(projected[:, i], state))
-            drafts[:, i] = choose(*best)
-            if i + 1 < drafts.shape[1]:
-                state = steps.advance(drafts[:, i], state)
-        return drafts
+                best = block.corrected(i, steps.bottleneck(projected[i], state))
+            drafts.append(choose(*best))
+            if i + 1 < len(projected):
+                state = steps.advance(drafts[-1], state)
+        return torch.stack(drafts, dim=1)
 
 
 @dataclass

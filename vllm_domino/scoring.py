@@ -43,13 +43,13 @@ class Dense:
 class _DenseBlock:
     def __init__(self, weight: torch.Tensor, base_logits: torch.Tensor) -> None:
         self.weight = weight
-        self.base_logits = base_logits
+        self.base_logits = base_logits.unbind(1)
 
     def uncorrected(self, position: int) -> Best:
-        return _best(self.base_logits[:, position])
+        return _best(self.base_logits[position])
 
     def corrected(self, position: int, inner: torch.Tensor) -> Best:
-        return _best(self.base_logits[:, position] + F.linear(inner, self.weight))
+        return _best(self.base_logits[position] + F.linear(inner, self.weight))
 
 
 class Pool:

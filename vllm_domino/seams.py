@@ -352,6 +352,11 @@ SEAMS = (
         ),
     ),
     Seam(
+        "vllm.model_executor.layers.vocab_parallel_embedding",
+        "UnquantizedEmbeddingMethod",
+        "tells a table that can be read directly",
+    ),
+    Seam(
         "vllm.model_executor.layers.logits_processor",
         "LogitsProcessor.forward",
         "scores one rank's part of the vocabulary",

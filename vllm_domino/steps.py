@@ -61,9 +61,9 @@ class Steps:
         # A GPU's own GRU cell is one kernel; on a CPU it reads weights as they lie.
         on_cpu, dtype = self.vocab.device.type == "cpu", self.vocab.dtype
         self._by_cell = gates is None and not (on_cpu and dtype == torch.bfloat16)
+        self._gru_weights = (head.prefix_gru.weight_ih_l0, head.prefix_gru.weight_hh_l0)
         if not self._by_cell:
-            self._input = linear(head.prefix_gru.weight_ih_l0)
-            self._recurrent = linear(head.prefix_gru.weight_hh_l0)
+            self._input, self._recurrent = map(linear, self._gru_weights)
 
     def project_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """The part of W1 [z ; h] that the backbone fixes, (..., H) -> (..., E): one
@@ -78,7 +78,7 @@ class Steps:
 
     def start(self, bonus: torch.Tensor) -> torch.Tensor:
         """The state (B, G) after the bonus token (B,)."""
-        zeros = self.vocab.new_zeros(len(bonus), self.head.prefix_gru.hidden_size)
+        zeros = self.vocab.new_zeros(len(bonus), self._gru_weights[1].shape[1])
         return self.advance(bonus, zeros)
 
     def foresee(self, tokens: torch.Tensor) -> Foreseen | None:
@@ -101,7 +101,7 @@ class Steps:
             gates: (B, 3 G) W_ih times the tokens' embeddings, where it is known.
         """
         if self._by_cell:
-            return self.head.advance(self.embed(tokens), state)
+            return torch.gru_cell(self.embed(tokens), state, *self._gru_weights)
         if gates is None and self.gates is not None:
             gates = self.gates[tokens]
         if gates is None:

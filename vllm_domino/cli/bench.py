@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vllm_domino.cli import compare
 from vllm_domino.cli.common import refusals
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
-
-
-# A group of one is no group to typer.
-@app.callback()
-def _group() -> None: ...
+app.registered_commands += compare.app.registered_commands
 
 
 @app.command(

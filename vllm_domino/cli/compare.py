@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bench offline`` and ``bench serve``: methods side by side on the same prompts."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from vllm_domino.cli.common import PASSES_ON, refusals
+
+if TYPE_CHECKING:
+    from vllm_domino.bench.methods import Method
+    from vllm_domino.bench.prompts import Messages
+    from vllm_domino.bench.result import Report
+
+app = typer.Typer()
+
+Target = Annotated[str, typer.Argument(help="Folder or hub id of the target.")]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        help="none, ngram, suffix, dflash, domino, or LABEL={...} with a speculative "
+        "config; may be given several times. None, ngram and domino if left out.",
+    ),
+]
+DraftOption = Annotated[
+    str | None, typer.Option("--draft", help="The Domino draft: folder or hub id.")
+]
+DflashOption = Annotated[
+    str | None, typer.Option("--dflash", help="The DFlash draft: folder or hub id.")
+]
+Drafts = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--num-drafts",
+        "-k",
+        min=1,
+        help="Tokens a block; may be given several times. As many as the Domino draft "
+        "was trained for if left out.",
+    ),
+]
+Prompts = Annotated[
+    str,
+    typer.Option(
+        help="gsm8k, math500, aime24, aime25, humaneval, mbpp, livecodebench, "
+        "swe-bench, mt-bench, alpaca, or a JSON or JSONL file."
+    ),
+]
+NumPrompts = Annotated[int | None, typer.Option(min=1, help="All if left out.")]
+AtOnce = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="Requests at once; may be given several times. 1 and 8."),
+]
+MaxTokens = Annotated[int, typer.Option(min=2, help="Of an answer.")]
+Temperature = Annotated[float, typer.Option(min=0.0)]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Answers of full length.")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Timed rounds.")]
+Seed = Annotated[int, typer.Option(help="Of the draw of prompts.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="To write.")]
+MarkdownFile = Annotated[
+    Path | None, typer.Option("--markdown", help="To write, with plots beside it.")
+]
+
+
+@dataclass
+class _Asked:
+    """What both commands read from their options."""
+
+    methods: "list[Method]"
+    prompts: "list[Messages]"
+    named: str
+
+
+def _asked(
+    names: list[str] | None,
+    draft: str | None,
+    dflash: str | None,
+    num_drafts: list[int] | None,
+    prompts: str,
+    num_prompts: int | None,
+    seed: int,
+) -> _Asked:
+    from vllm_domino.bench.methods import Choice
+    from vllm_domino.bench.prompts import load_prompts
+
+    usual = ["none", "ngram", *(["dflash"] if dflash else []), "domino"]
+    choice = Choice(names or usual, draft, dflash, tuple(num_drafts or ()))
+    found = load_prompts(prompts, num_prompts, seed)
+    drawn = f" drawn with seed {seed}" if num_prompts else ""
+    return _Asked(choice.methods(), found, f"{prompts}, {len(found)} prompts{drawn}")
+
+
+def _command() -> str:
+    return shlex.join(["vllm-domino", *sys.argv[1:]])
+
+
+def _tell(
+    console: Console,
+    report: "Report",
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    from vllm_domino.bench import report as form
+
+    console.print(form.table(report))
+    for sentence in form.outputs(report):
+        console.print(sentence)
+    if json_file is not None:
+        json_file.write_text(form.as_json(report))
+    if markdown_file is not None:
+        plots = form.plot(report, markdown_file.parent, markdown_file.stem)
+        markdown_file.write_text(form.markdown(report, plots))
+
+
+@app.command(
+    context_settings=PASSES_ON,
+    epilog="Example: vllm-domino bench offline Qwen/Qwen3-8B --draft "
+    "Huang2020/Qwen3-8B-Domino-b16 --prompts gsm8k --num-prompts 64",
+)
+def offline(
+    context: typer.Context,
+    target: Target,
+    method: MethodOption = None,
+    draft: DraftOption = None,
+    dflash: DflashOption = None,
+    num_drafts: Drafts = None,
+    prompts: Prompts = "humaneval",
+    num_prompts: NumPrompts = None,
+    at_once: AtOnce = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    ignore_eos: IgnoreEos = False,
+    repeats: Repeats = 3,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """Compare methods through vLLM's `LLM`: speed, latency, acceptance, time split.
+
+    Arguments that are not listed here are the engine's, as for `vllm serve`.
+    """
+    from vllm_domino.bench import offline as bench
+    from vllm_domino.bench.work import Work
+
+    console = Console()
+    with refusals(console):
+        asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
+        work = Work(
+            target,
+            asked.prompts,
+            at_once or [1, 8],
+            max_tokens,
+            temperature,
+            ignore_eos,
+            repeats,
+            context.args,
+        )
+        report = bench.run(console, work, asked.methods, asked.named, _command())
+        _tell(console, report, json_file, markdown_file)
+
+
+@app.command(
+    context_settings=PASSES_ON,
+    epilog="Example: vllm-domino bench serve Qwen/Qwen3-8B --draft "
+    "Huang2020/Qwen3-8B-Domino-b16 --prompts mt-bench",
+)
+def serve(
+    context: typer.Context,
+    target: Target,
+    method: MethodOption = None,
+    draft: DraftOption = None,
+    dflash: DflashOption = None,
+    num_drafts: Drafts = None,
+    prompts: Prompts = "humaneval",
+    num_prompts: NumPrompts = None,
+    at_once: AtOnce = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    ignore_eos: IgnoreEos = False,
+    repeats: Repeats = 3,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """Compare methods through `vllm serve` and `vllm bench serve`.
+
+    Arguments that are not listed here go to `vllm serve` as they are.
+    """
+    from vllm_domino.bench import serve as bench
+    from vllm_domino.bench.work import Work
+
+    console = Console()
+    with refusals(console):
+        asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
+        work = Work(
+            target,
+            asked.prompts,
+            at_once or [1, 8],
+            max_tokens,
+            temperature,
+            ignore_eos,
+            repeats,
+            context.args,
+        )
+        report = bench.run(console, work, asked.methods, asked.named, _command())
+        _tell(console, report, json_file, markdown_file)
