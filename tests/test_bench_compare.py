@@ -2,7 +2,6 @@
 """``bench offline`` and ``bench serve``: what they compare, and what they say."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +129,29 @@ def test_the_page_has_all_of_it(tmp_path: Path) -> None:
 
 # --- Engines ---
 
-SMALL = ["--num-prompts", 4, "--max-tokens", 24, "--repeats", 2, "--seed", 3]
-ENGINE = ["--dtype", "float32", "--max-model-len", 512, "--enforce-eager"]
+SMALL: list[Any] = [
+    "--num-prompts",
+    4,
+    "--max-tokens",
+    24,
+    "--repeats",
+    2,
+    "--seed",
+    3,
+]
+ENGINE: list[Any] = [
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    512,
+    "--enforce-eager",
+]
 
 
 def compare(kind: str, folder: Path, *more: Any) -> tuple[dict[str, Any], str]:
-    arguments = ["bench", kind, DEMO / "target", "--draft", DRAFT, *SMALL]
+    arguments: list[Any] = ["bench", kind, DEMO / "target", "--draft", DRAFT, *SMALL]
     arguments += ["--prompts", DEMO / "prompts.json", *more, *ENGINE]
-    files = ["--json", folder / "b.json", "--markdown", folder / "b.md"]
+    files: list[Any] = ["--json", folder / "b.json", "--markdown", folder / "b.md"]
     status, output = command(*arguments, *files)
     assert status == 0, output
     found: dict[str, Any] = json.loads((folder / "b.json").read_text())
@@ -181,7 +195,14 @@ def test_serve(tmp_path: Path) -> None:
 
 def test_an_engine_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     bad = 'bad={"method": "ngram", "num_speculative_tokens": -1}'
-    arguments = ["bench", "offline", DEMO / "target", "--method", bad, *SMALL]
+    arguments: list[Any] = [
+        "bench",
+        "offline",
+        DEMO / "target",
+        "--method",
+        bad,
+        *SMALL,
+    ]
     status, output = command(*arguments, "--prompts", DEMO / "prompts.json", *ENGINE)
     assert status == 1
     assert "the engine for bad ended" in " ".join(output.split())
@@ -189,9 +210,15 @@ def test_an_engine_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_our_own_flags_are_not_passed_on() -> None:
-    arguments = ["bench", "offline", DEMO / "target", "--method", "none", *SMALL]
+    arguments: list[Any] = [
+        "bench",
+        "offline",
+        DEMO / "target",
+        "--method",
+        "none",
+        *SMALL,
+    ]
     arguments += ["--prompts", DEMO / "prompts.json", "--speculative-config", "{}"]
     status, output = command(*arguments)
     assert status == 1
     assert "--speculative-config is what this command fills in" in output
-    assert sys.executable

@@ -46,13 +46,16 @@ def test_a_step_that_was_foreseen() -> None:
     case = Case(torch.bfloat16, 3)
     steps = Steps(case.head, case.embed)
     others = (case.tokens[:, None] + torch.tensor([1, 0, 2])) % SHAPE.vocab_size
-    foreseen = steps.foresee(torch.stack([others + 3, others], dim=1))
+    bonus = (case.tokens + 7) % SHAPE.vocab_size
+    foreseen = steps.foresee(bonus, torch.stack([others + 3, others], dim=1))
     assert foreseen is not None
-    gates = foreseen.look_up(1, case.tokens)
+    gates = foreseen.look_up(2, case.tokens)
     assert gates is not None
     assert torch.equal(steps.advance(case.tokens, case.state, gates), case.expected)
     # One that was not spoils it for all.
-    assert foreseen.look_up(0, case.tokens) is None
+    assert foreseen.look_up(1, case.tokens) is None
+    first = foreseen.look_up(0, bonus)
+    assert torch.equal(steps.start(bonus, first), steps.start(bonus))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_domino import vocabulary as module
-from vllm_domino.vocabulary import Vocabulary
+from vllm_domino.vocabulary import Best, Vocabulary
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -34,10 +34,10 @@ class Block(NamedTuple):
         ]
         return torch.stack(steps, dim=1)
 
-    def best(self, at_least: torch.Tensor | None = None) -> torch.Tensor:
+    def best(self, guess: Best | None = None) -> torch.Tensor:
         inner = self.inner.transpose(0, 1).contiguous()
         ids: torch.Tensor
-        _, ids = Vocabulary(self.weight).best(self.base, inner, at_least)
+        _, ids = Vocabulary(self.weight).best(self.base, inner, guess)
         return ids
 
 
@@ -197,18 +197,47 @@ def test_never_a_wrong_token(make: Make, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("guess", ["best", "some", "too high", "NaN", "-inf"])
-def test_whatever_is_guessed(make: Make, guess: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("token", ["best", "last of equals", 0, 639, 640, 3000])
+@pytest.mark.parametrize("said", ["right", "too high", "too low", "NaN", "-inf"])
+def test_whatever_is_guessed(
+    make: Make, token: str | int, said: str, dtype: torch.dtype
+) -> None:
+    """A right token or not, and its score told right or not."""
     block = make(torch.Generator().manual_seed(9)).to(dtype)
     scores = block.scores()
-    at_least = {
-        "best": scores.amax(dim=-1),
-        "some": scores[..., 1234],
-        "too high": scores.amax(dim=-1) + 1,
-        "NaN": torch.full_like(scores[..., 0], torch.nan),
-        "-inf": torch.full_like(scores[..., 0], -torch.inf),
-    }[guess]
-    assert right(block.best(at_least), block)
+    best, ids = scores.max(dim=-1)
+    if token == "last of equals":
+        ids = scores.shape[-1] - 1 - scores.flip(-1).max(dim=-1).indices
+    elif isinstance(token, int):
+        ids = torch.full_like(ids, token)
+    score = scores.gather(-1, ids[..., None]).squeeze(-1)
+    values = {
+        "right": score,
+        "too high": best + 1,
+        "too low": score - 1,
+        "NaN": torch.full_like(score, torch.nan),
+        "-inf": torch.full_like(score, -torch.inf),
+    }[said]
+    assert right(block.best((values, ids)), block)
+
+
+@pytest.mark.parametrize("lift", [-100.0, -10.0, -1.0, 0.0, 10.0])
+@pytest.mark.parametrize("token", ["best", 0, 2000])
+def test_what_is_known_to_be_numbers(token: str | int, lift: float) -> None:
+    """Found by its bits, above 0 and below."""
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        block = equal_but_for_the_correction(generator).to(torch.bfloat16)
+        block.base.add_(lift)[..., 5:900] = -torch.inf
+        scores = block.scores()
+        best, ids = scores.max(dim=-1)
+        if isinstance(token, int):
+            ids = torch.full_like(ids, token)
+        guess = scores.gather(-1, ids[..., None]).squeeze(-1), ids
+        inner = block.inner.transpose(0, 1).contiguous()
+        found = Vocabulary(block.weight).best(block.base, inner, guess, tame=True)
+        assert torch.equal(found[1], scores.max(dim=-1).indices)
+        assert torch.equal(found[0], best)
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from vllm_domino.config import RuntimeConfig
 from vllm_domino.errors import DraftConfigError
@@ -29,6 +30,8 @@ _ROUNDS = 3
 # A correction w . c of a c like any other has the standard deviation |w| |c| / sqrt(E).
 # Tokens are guessed from by the base logit and so many of these.
 _DEVIATIONS = 3
+# Far below what bfloat16 holds, and above any correction there is.
+_HUGE = 1e30
 # Rows of a product that take little longer than one, the weights being what is read.
 _ROWS = 64
 
@@ -166,7 +169,9 @@ class Exact:
         self.guesses = Pool(steps.vocab, size)
         self.vocabulary = Vocabulary(steps.vocab)
         deviations = _DEVIATIONS / steps.vocab.shape[-1] ** 0.5
-        self.promise = steps.vocab.float().norm(dim=-1).mul(deviations)  # (V,)
+        norms = steps.vocab.float().norm(dim=-1)
+        self.promise = norms * deviations  # (V,)
+        self.largest = norms.max()
 
     def draft(
         self,
@@ -178,41 +183,41 @@ class Exact:
         steps = self.steps
         drafts = bonus.new_empty(hidden.shape[:2], dtype=torch.int64)
         first = min(steps.prefix, drafts.shape[1])
-        state = steps.start(bonus)
         if first:
             # Uncorrected drafts need no guess.
             values, ids = base_logits[:, :first].max(dim=-1)
             drafts[:, :first] = choose(values.flatten(), ids.flatten()).view(-1, first)
         if first == drafts.shape[1]:
             return drafts
-        for i in range(first):
-            state = steps.advance(drafts[:, i], state)
         projected = steps.project_hidden(hidden)
-        pool = self._open(projected, base_logits, first, state)
-        blocks = _Blocks(projected, base_logits, pool, drafts, self._foresee(pool))
+        pool = self._open(projected, base_logits, first)
+        foreseen = self._foresee(pool, bonus)
+        blocks = _Blocks(projected, base_logits, pool, drafts, foreseen)
+        gates = None if foreseen is None else foreseen.look_up(0, bonus)
+        state = steps.start(bonus, gates)
+        for i in range(first):
+            state = self._advance(blocks, i, state)
         self._settle(blocks, first, None, state, choose, _ROUNDS)
         return drafts
 
     def _open(
-        self,
-        projected: torch.Tensor,
-        base_logits: torch.Tensor,
-        first: int,
-        state: torch.Tensor,
+        self, projected: torch.Tensor, base_logits: torch.Tensor, first: int
     ) -> PoolBlock:
-        length = self.steps.bottleneck(projected[:, first], state).float().norm(dim=-1)
+        # As long as c may be; of its two parts only that of z is known yet.
+        length = F.silu(projected[:, first:]).float().norm(dim=-1).amax(dim=1)
         promise = torch.outer(length, self.promise).to(base_logits.dtype)
         return self.guesses.open(base_logits, first, promise)
 
-    def _foresee(self, pool: PoolBlock) -> Foreseen | None:
-        """The likeliest tokens of every position before correction; few, or none."""
+    def _foresee(self, pool: PoolBlock, bonus: torch.Tensor) -> Foreseen | None:
+        """The bonus token, and the likeliest of every position before correction; few,
+        or none."""
         num_reqs, num_drafts, size = pool.logits.shape
         count = min(size, _ROWS // (num_reqs * num_drafts))
         if count < 2 or not self.foresees:
             return None
         places = pool.logits.topk(count, dim=-1, sorted=False).indices
         tokens = pool.pool[:, None].expand(-1, num_drafts, -1).gather(2, places)
-        return self.steps.foresee(tokens)
+        return self.steps.foresee(bonus, tokens)
 
     def _settle(
         self,
@@ -232,13 +237,12 @@ class Exact:
             rounds: How many guesses may be made.
         """
         steps, drafts = self.steps, blocks.drafts
-        states, inners, scores = [], [], []
+        states, inners, guesses = [], [], []
         for i in range(start, drafts.shape[1]):
             states.append(state)
             inners.append(steps.bottleneck(blocks.projected[:, i], state))
-            value, token = self._guess(blocks, i, inners[-1], rounds)
-            scores.append(value)
-            token = choose(value, token)
+            guesses.append(self._guess(blocks, i, inners[-1], rounds))
+            token = choose(*guesses[-1])
             if settled is None:
                 drafts[:, i] = token
             else:
@@ -247,8 +251,10 @@ class Exact:
                 state = self._advance(blocks, i, state)
         if not rounds:
             return
-        inner, score = torch.stack(inners, dim=1), torch.stack(scores, dim=1)
-        values, ids = self.vocabulary.best(blocks.base[:, start:], inner, score)
+        inner = torch.stack(inners, dim=1)
+        values, ids = (torch.stack(each, dim=1) for each in zip(*guesses, strict=True))
+        base, tame = blocks.base[:, start:], self._is_tame(blocks, inner)
+        values, ids = self.vocabulary.best(base, inner, (values, ids), tame)
         right = choose(values.flatten(), ids.flatten()).view(len(drafts), -1)
         wrong = right != drafts[:, start:]
         if not wrong.any():
@@ -257,6 +263,12 @@ class Exact:
         first = wrong[requests].int().argmax(dim=1)
         drafts[requests, start + first] = right[requests, first]
         self._go_on(blocks, start, requests, first, states, choose, rounds - 1)
+
+    def _is_tame(self, blocks: _Blocks, inner: torch.Tensor) -> bool:
+        """Whether all scores are numbers: the base logits are (what is not would be in
+        the pool), and no correction is so large that it may be infinite."""
+        largest = inner.float().norm(dim=-1).max() * self.largest
+        return bool((largest < _HUGE) & ~blocks.pool.logits.isnan().any())
 
     def _guess(
         self, blocks: _Blocks, position: int, inner: torch.Tensor, rounds: int
@@ -274,7 +286,7 @@ class Exact:
         token = blocks.drafts[:, position]
         gates = None
         if blocks.foreseen is not None:
-            gates = blocks.foreseen.look_up(position, token)
+            gates = blocks.foreseen.look_up(1 + position, token)
         return self.steps.advance(token, state, gates)
 
     def _go_on(

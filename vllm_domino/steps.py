@@ -18,18 +18,22 @@ class Foreseen:
     """What the GRU takes in for tokens that may come next: one product instead of one a
     token."""
 
-    tokens: torch.Tensor  # (B, P, m)
-    gates: torch.Tensor  # (B, P, m, 3 G)
+    tokens: torch.Tensor  # (B, m) a step: the bonus token, the first draft, ...
+    gates: torch.Tensor
 
     def of(self, requests: torch.Tensor) -> "Foreseen":
         return Foreseen(self.tokens[requests], self.gates[requests])
 
-    def look_up(self, position: int, tokens: torch.Tensor) -> torch.Tensor | None:
+    def look_up(self, step: int, tokens: torch.Tensor) -> torch.Tensor | None:
         """Gates (B, 3 G) of tokens (B,), if all of them were foreseen."""
-        same = self.tokens[:, position] == tokens[:, None]
+        same = self.tokens[:, step] == tokens[:, None]
         if not same.any(dim=1).all():
             return None
-        return self.gates[:, position][same]
+        # Of equals, any.
+        place = same.int().argmax(dim=1)
+        return self.gates[:, step].gather(
+            1, place[:, None, None].expand(-1, 1, self.gates.shape[-1])
+        )[:, 0]
 
 
 class Steps:
@@ -76,18 +80,27 @@ class Steps:
         """c = silu(W1 [z ; h]): (B, E), (B, G) -> (B, E)."""
         return F.silu(projected_hidden + self._state(state))
 
-    def start(self, bonus: torch.Tensor) -> torch.Tensor:
-        """The state (B, G) after the bonus token (B,)."""
+    def start(
+        self, bonus: torch.Tensor, gates: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The state (B, G) after the bonus token (B,); gates as in ``advance``."""
         zeros = self.vocab.new_zeros(len(bonus), self._gru_weights[1].shape[1])
-        return self.advance(bonus, zeros)
+        return self.advance(bonus, zeros, gates)
 
-    def foresee(self, tokens: torch.Tensor) -> Foreseen | None:
-        """Works out ahead what ``advance`` needs of these tokens, (B, P, m), each
-        different from the others of its position. None where that saves nothing."""
+    def foresee(self, bonus: torch.Tensor, tokens: torch.Tensor) -> Foreseen | None:
+        """Works out ahead what ``advance`` needs of the bonus token (B,), and of tokens
+        that may be drafted at each position, (B, K, m). None where it saves nothing."""
         if self._by_cell or self.gates is not None:
             return None
-        gates = self._input(self.embed(tokens.flatten()))
-        return Foreseen(tokens, gates.view(*tokens.shape, -1))
+        first = bonus[:, None, None].expand(-1, 1, tokens.shape[-1])
+        together = torch.cat([bonus[:, None], tokens.flatten(1)], dim=1)
+        gates = self._input(self.embed(together.flatten()))
+        gates = gates.view(len(bonus), -1, gates.shape[-1])
+        rest = gates[:, 1:].unflatten(1, tokens.shape[1:])
+        again = gates[:, :1, None].expand(-1, 1, tokens.shape[-1], -1)
+        return Foreseen(
+            torch.cat([first, tokens], dim=1), torch.cat([again, rest], dim=1)
+        )
 
     def advance(
         self,
