@@ -18,6 +18,9 @@ TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 RUNNERS = ["v1", pytest.param("v2", marks=pytest.mark.slow)]
 
 
+SLOW = pytest.mark.slow
+
+
 def golden_job(**extra: Any) -> dict[str, Any]:
     job = domino_job(
         PAIR.target, PAIR.draft, [PAIR.prompts], PAIR.golden["max_tokens"], **extra
@@ -85,6 +88,7 @@ def test_outputs_are_golden_where_drafts_are_cut_or_lost(
 
 
 not_run("head: exact", "v2", "for CPUs; a captured draft step cannot hold it")
+not_run("head: fused", "v1", "for GPUs, whose runner is V2")
 
 
 @pytest.mark.support(param="feature")
@@ -94,12 +98,16 @@ not_run("head: exact", "v2", "for CPUs; a captured draft step cannot hold it")
         # Few enough that many guesses are wrong.
         ("head: exact", {"head": "exact", "pool_size": 4}, "v1"),
         ("head: pool", {"head": "pool", "pool_size": 288}, "v1"),
+        pytest.param(
+            "head: pool", {"head": "pool", "pool_size": 288}, "v2", marks=SLOW
+        ),
+        pytest.param("head: fused", {"head": "fused"}, "v2", marks=SLOW),
         ("project_embeddings", {"project_embeddings": True}, "v1"),
         pytest.param(
             "project_embeddings",
             {"project_embeddings": True},
             "v2",
-            marks=pytest.mark.slow,
+            marks=SLOW,
         ),
     ],
 )

@@ -24,7 +24,7 @@ DraftBlock = Literal["trained", "short"]
 
 
 # Which tokens the head scores: all, those that can still win, or a pool of likely ones.
-HeadMode = Literal["dense", "exact", "pool"]
+HeadMode = Literal["dense", "exact", "pool", "fused"]
 
 
 class RuntimeConfig(BaseModel):
@@ -43,7 +43,8 @@ class RuntimeConfig(BaseModel):
         description='How greedy drafts find the likeliest token: "dense" scores the '
         'whole vocabulary position by position, "exact" guesses a block and checks it '
         'at once, for the same tokens (on a CPU), "pool" only the pool_size likeliest '
-        "before correction, which may draft others.",
+        'before correction, which may draft others, "fused" is dense in Triton '
+        "kernels, for a GPU.",
     )
     pool_size: StrictInt | None = Field(
         default=None,

@@ -7,7 +7,9 @@ before an engine starts: its config, whether it fits the target, and its weights
 """
 
 import logging
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,11 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
             "data, which a CUDA graph cannot hold: it is for CPUs. Set it to "
             '"dense", or leave it out.'
         )
+    if runtime.head == "fused" and not _has_triton():
+        raise DraftConfigError(
+            'speculative_config.head is "fused", which are Triton kernels, but this '
+            "device has no Triton. Leave it out."
+        )
     if runtime.project_embeddings and ranks > 1:
         raise DraftConfigError(
             "speculative_config.project_embeddings is set, but with "
@@ -267,6 +274,15 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
             'cannot follow that: set draft_block to "short", or leave '
             "num_speculative_tokens out."
         )
+
+
+def _has_triton() -> bool:
+    """A GPU has; a CPU only its interpreter, for tests."""
+    from vllm.platforms import current_platform
+
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    return not current_platform.is_cpu() and find_spec("triton") is not None
 
 
 def _num_drafts(config: DraftConfig, request: Request) -> int:

@@ -108,23 +108,26 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
 
     def _lay_out(self) -> None:
         """What is made of the weights; made again when they are loaded again."""
-        gates = None
+        table, gates = self._table(), None
         if self.runtime.project_embeddings:
             gates = self.head.project_embeddings(self.model.embed_tokens.weight)
-        steps = Steps(self.head, self._lookup(), gates)
+        steps = Steps(self.head, self._lookup(table), gates)
         alone = self._num_shards == 1 and self._target_ids is None
-        self._rollout = make_rollout(self.runtime, steps, self._captured, alone)
+        self._rollout = make_rollout(self.runtime, steps, self._captured, alone, table)
 
-    def _lookup(self) -> Embed:
+    def _lookup(self, table: torch.Tensor | None) -> Embed:
         """The target's embedding, by the shortest way there is."""
+        shared: Embed = self.model.embed_tokens
+        return shared if table is None else lambda tokens: F.embedding(tokens, table)
+
+    def _table(self) -> torch.Tensor | None:
+        """The target's embedding, (V, H), where this rank has all of it as it is."""
         shared = self.model.embed_tokens
-        plain = isinstance(
-            getattr(shared, "quant_method", None), UnquantizedEmbeddingMethod
-        )
-        if self._num_shards > 1 or not plain:
-            return shared  # type: ignore[no-any-return]
-        table = shared.weight
-        return lambda tokens: F.embedding(tokens, table)
+        method = getattr(shared, "quant_method", None)
+        if self._num_shards > 1 or not isinstance(method, UnquantizedEmbeddingMethod):
+            return None
+        table: torch.Tensor = shared.weight
+        return table.detach()
 
     def _announce(self, runner: str, speculative_config: Any) -> None:
         """One line in the log that says what drafts, and how."""

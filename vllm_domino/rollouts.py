@@ -58,14 +58,24 @@ class Rollout(Protocol):
 
 
 def make_rollout(
-    runtime: RuntimeConfig, steps: Steps, captured: bool, alone: bool
+    runtime: RuntimeConfig,
+    steps: Steps,
+    captured: bool,
+    alone: bool,
+    table: torch.Tensor | None = None,
 ) -> Rollout:
     """The rollout that a user's choice means.
 
     Args:
         captured: Whether the draft step goes into a CUDA graph.
         alone: Whether this rank's ids are the target's.
+        table: (V, H) the target's embedding, where this rank has all of it.
     """
+    if runtime.head == "fused":
+        # Triton may not be there where nobody asks for it.
+        from vllm_domino.fused import Fused
+
+        return Fused(steps, table)
     if runtime.head == "pool":
         return StepByStep(steps, Pool(steps.vocab, runtime.pool_size or POOL))
     if runtime.head == "dense":

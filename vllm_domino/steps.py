@@ -47,6 +47,8 @@ class Steps:
 
     Attributes:
         vocab: W2, (V, E).
+        state_weight: The part of W1 that multiplies the state, (E, G).
+        gru_weights: W_ih (3 G, H) and W_hh (3 G, G).
         prefix: How many leading drafts keep their base logits.
     """
 
@@ -61,13 +63,14 @@ class Steps:
         hidden, state = head.embed_proj[0].weight.split(
             [head.prefix_gru.input_size, head.prefix_gru.hidden_size], dim=1
         )
+        self.state_weight = state
         self._hidden, self._state = linear(hidden), linear(state)
         # A GPU's own GRU cell is one kernel; on a CPU it reads weights as they lie.
         on_cpu, dtype = self.vocab.device.type == "cpu", self.vocab.dtype
         self._by_cell = gates is None and not (on_cpu and dtype == torch.bfloat16)
-        self._gru_weights = (head.prefix_gru.weight_ih_l0, head.prefix_gru.weight_hh_l0)
+        self.gru_weights = (head.prefix_gru.weight_ih_l0, head.prefix_gru.weight_hh_l0)
         if not self._by_cell:
-            self._input, self._recurrent = map(linear, self._gru_weights)
+            self._input, self._recurrent = map(linear, self.gru_weights)
 
     def project_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """The part of W1 [z ; h] that the backbone fixes, (..., H) -> (..., E): one
@@ -84,8 +87,11 @@ class Steps:
         self, bonus: torch.Tensor, gates: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The state (B, G) after the bonus token (B,); gates as in ``advance``."""
-        zeros = self.vocab.new_zeros(len(bonus), self._gru_weights[1].shape[1])
-        return self.advance(bonus, zeros, gates)
+        return self.advance(bonus, self.zeros(len(bonus)), gates)
+
+    def zeros(self, num_reqs: int) -> torch.Tensor:
+        """The state before any token: (B, G)."""
+        return self.vocab.new_zeros(num_reqs, self.gru_weights[1].shape[1])
 
     def foresee(self, bonus: torch.Tensor, tokens: torch.Tensor) -> Foreseen | None:
         """Works out ahead what ``advance`` needs of the bonus token (B,), and of tokens
@@ -114,7 +120,7 @@ class Steps:
             gates: (B, 3 G) W_ih times the tokens' embeddings, where it is known.
         """
         if self._by_cell:
-            return torch.gru_cell(self.embed(tokens), state, *self._gru_weights)
+            return torch.gru_cell(self.embed(tokens), state, *self.gru_weights)
         if gates is None and self.gates is not None:
             gates = self.gates[tokens]
         if gates is None:
