@@ -21,7 +21,14 @@ from rich.progress import Progress
 
 from vllm_domino.bench.methods import Method
 from vllm_domino.bench.prompts import rendered
-from vllm_domino.bench.result import PLAIN, Report, Row, Run, machine, percentiles
+from vllm_domino.bench.result import (
+    Report,
+    Row,
+    Run,
+    machine,
+    percentiles,
+    same_outputs,
+)
 from vllm_domino.bench.work import Work, arguments
 from vllm_domino.errors import DominoError
 
@@ -146,15 +153,14 @@ def run(
         rounds = (1 + work.repeats) * len(work.at_once) * len(engines)
         task = progress.add_task("rounds", total=rounds)
         _rounds(work, ids, turn)
-    same = {}
-    if work.temperature == 0 and PLAIN in outputs:
-        same = {n: outputs[n] == outputs[PLAIN] for n in outputs if n != PLAIN}
+    same = same_outputs(outputs) if work.temperature == 0 else {}
     rows = [
         Row(method.name, at_once, runs[method.name, at_once])
         for at_once in work.at_once
         for method in methods
     ]
-    return Report(command, work.target, prompts, machine(), rows, same)
+    count = len(work.prompts)
+    return Report(command, work.target, prompts, machine(), rows, count, same)
 
 
 def _rounds(

@@ -103,9 +103,9 @@ def markdown(report: Report, plot_names: list[str]) -> str:
 
 
 def outputs(report: Report) -> list[str]:
-    """Whether greedy outputs were plain decoding's, a sentence a method."""
+    """How many greedy outputs were plain decoding's, a sentence a method."""
     return [
-        f"{method}: outputs {'equal to' if same else 'NOT EQUAL to'} plain decoding's."
+        f"{method}: {same} of {report.num_prompts} outputs equal plain decoding's."
         for method, same in report.same_outputs.items()
     ]
 

@@ -81,7 +81,8 @@ class Report:
     Attributes:
         command: What was typed.
         prompts: Set, number and seed.
-        same_outputs: Whether each method's greedy outputs were plain decoding's.
+        same_outputs: How many of each method's greedy outputs were plain decoding's.
+        num_prompts: Of how many.
     """
 
     command: str
@@ -89,7 +90,8 @@ class Report:
     prompts: str
     machine: str
     rows: list[Row]
-    same_outputs: dict[str, bool] = field(default_factory=dict)
+    num_prompts: int
+    same_outputs: dict[str, int] = field(default_factory=dict)
 
     def speed_up(self, row: Row) -> float | None:
         """Over plain decoding with as many at once."""
@@ -108,6 +110,18 @@ class Report:
             for row in self.rows
         ]
         return asdict(self) | {"rows": rows}
+
+
+def same_outputs(outputs: dict[str, list[Any]]) -> dict[str, int]:
+    """How many of each method's outputs are plain decoding's."""
+    plain = outputs.get(PLAIN)
+    if plain is None:
+        return {}
+    return {
+        method: sum(a == b for a, b in zip(mine, plain, strict=True))
+        for method, mine in outputs.items()
+        if method != PLAIN
+    }
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

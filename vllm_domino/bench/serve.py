@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from vllm_domino.bench.methods import Method
 from vllm_domino.bench.prompts import rendered
-from vllm_domino.bench.result import PLAIN, Report, Row, Run, machine
+from vllm_domino.bench.result import Report, Row, Run, machine, same_outputs
 from vllm_domino.bench.work import Work, arguments
 from vllm_domino.errors import DominoError
 from vllm_domino.server import VllmServer
@@ -79,10 +79,8 @@ def run(
         for at_once in work.at_once
         for method in methods
     ]
-    same = {}
-    if work.temperature == 0 and PLAIN in texts:
-        same = {name: texts[name] == texts[PLAIN] for name in texts if name != PLAIN}
-    return Report(command, work.target, prompts, machine(), rows, same)
+    same = same_outputs(texts) if work.temperature == 0 else {}
+    return Report(command, work.target, prompts, machine(), rows, len(asked), same)
 
 
 def _ask(
