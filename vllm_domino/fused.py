@@ -46,5 +46,6 @@ class Fused:
 
     def _advance(self, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         if self.table is None:
-            return self.steps.advance(tokens, state)
+            embedding = self.steps.embed(tokens)
+            return torch.gru_cell(embedding, state, *self.steps.gru_weights)
         return kernels.advance(tokens, state, self.table, *self.steps.gru_weights)

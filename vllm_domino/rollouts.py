@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from vllm_domino.config import RuntimeConfig
 from vllm_domino.errors import DraftConfigError
 from vllm_domino.scoring import Dense, Pool, PoolBlock, Scorer
-from vllm_domino.steps import Foreseen, Steps
+from vllm_domino.steps import Foreseen, State, Steps
 from vllm_domino.vocabulary import Best, Vocabulary
 
 # Values and ids, (N,) each, of one rank's likeliest tokens -> (N,) tokens to draft.
@@ -234,7 +234,7 @@ class Exact:
         blocks: _Blocks,
         start: int,
         settled: torch.Tensor | None,
-        state: torch.Tensor,
+        state: State,
         choose: Choose,
         rounds: int,
     ) -> None:
@@ -243,7 +243,7 @@ class Exact:
         Args:
             settled: (B,) the position from which a request's drafts are not yet known
                 to be right; ``start`` if None.
-            state: (B, G) at ``start``.
+            state: The GRU's, at ``start``.
             rounds: How many guesses may be made.
         """
         steps, drafts = self.steps, blocks.drafts
@@ -289,9 +289,7 @@ class Exact:
         values, ids = self.vocabulary.best(base, inner[:, None])
         return values.squeeze(1), ids.squeeze(1)
 
-    def _advance(
-        self, blocks: _Blocks, position: int, state: torch.Tensor
-    ) -> torch.Tensor:
+    def _advance(self, blocks: _Blocks, position: int, state: State) -> State:
         """The state after the draft at a position."""
         token = blocks.drafts[:, position]
         gates = None
@@ -305,7 +303,7 @@ class Exact:
         start: int,
         requests: torch.Tensor,
         first: torch.Tensor,
-        states: list[torch.Tensor],
+        states: list[State],
         choose: Choose,
         rounds: int,
     ) -> None:
@@ -316,7 +314,7 @@ class Exact:
             return
         again = int(first.min())
         some = blocks.of(requests)
-        state = self._advance(some, start + again, states[again][requests])
+        state = self._advance(some, start + again, states[again].of(requests))
         self._settle(some, start + again + 1, start + first + 1, state, choose, rounds)
         if some is not blocks:
             blocks.drafts[requests] = some.drafts

@@ -5,6 +5,7 @@ Shapes: B requests, K drafts, H width, G GRU, E bottleneck, V vocabulary (of one
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +37,24 @@ class Foreseen:
         )[:, 0]
 
 
+class State(NamedTuple):
+    """The GRU's state, and what follows from it alone."""
+
+    hidden: torch.Tensor  # (B, G)
+    # W_hh h and W1 h, one product; None where they are computed when they are needed.
+    recurrent: torch.Tensor | None = None  # (B, 3 G)
+    inner: torch.Tensor | None = None  # (B, E)
+
+    def of(self, requests: torch.Tensor) -> "State":
+        return State(*(None if t is None else t[requests] for t in self))
+
+
 class Steps:
     """A trained head, ready to draft.
+
+    The GRU is torch's own cell, the shortest way for a small head and one kernel on a
+    GPU. In bfloat16 on a CPU, where reading the weights is what takes time, they are
+    laid out, W_hh and the part of W1 that multiplies the state as one matrix.
 
     Args:
         head: Its weights, which must not change after.
@@ -60,34 +77,34 @@ class Steps:
         self.gates = gates
         self.prefix = head.pure_draft_prefix_len
         self.vocab = head.embed_proj[2].weight
-        hidden, state = head.embed_proj[0].weight.split(
+        hidden, self.state_weight = head.embed_proj[0].weight.split(
             [head.prefix_gru.input_size, head.prefix_gru.hidden_size], dim=1
         )
-        self.state_weight = state
-        self._hidden, self._state = linear(hidden), linear(state)
-        # A GPU's own GRU cell is one kernel; on a CPU it reads weights as they lie.
-        on_cpu, dtype = self.vocab.device.type == "cpu", self.vocab.dtype
-        self._by_cell = gates is None and not (on_cpu and dtype == torch.bfloat16)
+        self._hidden = linear(hidden)
         self.gru_weights = (head.prefix_gru.weight_ih_l0, head.prefix_gru.weight_hh_l0)
+        laid_out = self.vocab.device.type, self.vocab.dtype
+        self._by_cell = gates is None and laid_out != ("cpu", torch.bfloat16)
         if not self._by_cell:
-            self._input, self._recurrent = map(linear, self.gru_weights)
+            self._input = linear(self.gru_weights[0])
+            self._joint = linear(torch.cat([self.gru_weights[1], self.state_weight]))
 
     def project_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """The part of W1 [z ; h] that the backbone fixes, (..., H) -> (..., E): one
         product for the whole block."""
         return self._hidden(hidden)
 
-    def bottleneck(
-        self, projected_hidden: torch.Tensor, state: torch.Tensor
-    ) -> torch.Tensor:
-        """c = silu(W1 [z ; h]): (B, E), (B, G) -> (B, E)."""
-        return F.silu(projected_hidden + self._state(state))
+    def bottleneck(self, projected_hidden: torch.Tensor, state: State) -> torch.Tensor:
+        """c = silu(W1 [z ; h]): (B, E), state -> (B, E)."""
+        inner = state.inner
+        if inner is None:
+            inner = F.linear(state.hidden, self.state_weight)
+        return F.silu(projected_hidden + inner)
 
-    def start(
-        self, bonus: torch.Tensor, gates: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The state (B, G) after the bonus token (B,); gates as in ``advance``."""
-        return self.advance(bonus, self.zeros(len(bonus)), gates)
+    def start(self, bonus: torch.Tensor, gates: torch.Tensor | None = None) -> State:
+        """The state after the bonus token (B,); gates as in ``advance``."""
+        zeros = self.zeros(len(bonus))
+        recurrent = zeros.new_zeros(len(bonus), 3 * zeros.shape[1])
+        return self.advance(bonus, State(zeros, recurrent), gates)
 
     def zeros(self, num_reqs: int) -> torch.Tensor:
         """The state before any token: (B, G)."""
@@ -109,20 +126,23 @@ class Steps:
         )
 
     def advance(
-        self,
-        tokens: torch.Tensor,
-        state: torch.Tensor,
-        gates: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The state after one token more: (B,), (B, G) -> (B, G).
+        self, tokens: torch.Tensor, state: State, gates: torch.Tensor | None = None
+    ) -> State:
+        """The state after one token more, (B,).
 
         Args:
             gates: (B, 3 G) W_ih times the tokens' embeddings, where it is known.
         """
         if self._by_cell:
-            return torch.gru_cell(self.embed(tokens), state, *self.gru_weights)
+            embedding = self.embed(tokens)
+            return State(torch.gru_cell(embedding, state.hidden, *self.gru_weights))
         if gates is None and self.gates is not None:
-            gates = self.gates[tokens]
+            gates = F.embedding(tokens, self.gates)
         if gates is None:
             gates = self._input(self.embed(tokens))
-        return self.head.advance_from(gates, self._recurrent(state), state)
+        assert state.recurrent is not None
+        hidden = self.head.advance_from(gates, state.recurrent, state.hidden)
+        joint = self._joint(hidden)
+        return State(
+            hidden, *joint.split([gates.shape[-1], len(self.state_weight)], -1)
+        )
