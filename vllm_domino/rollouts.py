@@ -36,6 +36,11 @@ _HUGE = 1e30
 _ROWS = 64
 
 
+def foresees(num_reqs: int, num_drafts: int) -> bool:
+    """Whether likely tokens are few enough to look up several a position."""
+    return 2 * num_reqs * num_drafts <= _ROWS
+
+
 class Rollout(Protocol):
     def draft(
         self,
@@ -222,9 +227,9 @@ class Exact:
         """The bonus token, and the likeliest of every position before correction; few,
         or none."""
         num_reqs, num_drafts, size = pool.logits.shape
-        count = min(size, _ROWS // (num_reqs * num_drafts))
-        if count < 2 or not self.foresees:
+        if not self.foresees or not foresees(num_reqs, num_drafts):
             return None
+        count = min(size, _ROWS // (num_reqs * num_drafts))
         places = pool.logits.topk(count, dim=-1, sorted=False).indices
         tokens = pool.pool[:, None].expand(-1, num_drafts, -1).gather(2, places)
         return self.steps.foresee(bonus, tokens)

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -24,16 +25,19 @@ from rich.table import Table
 from vllm_domino.bench.head_case import (
     HeadCase,
     Inputs,
+    Reads,
     bandwidth_ceiling,
-    weights_read,
+    bytes_read,
+    reads,
+    weight_bytes,
 )
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.rollouts import GUESSES, Exact, Rollout, StepByStep
+from vllm_domino.rollouts import GUESSES, Exact, Rollout, StepByStep, foresees
 from vllm_domino.scoring import Dense, Pool
 from vllm_domino.steps import Steps
 
 LM_HEAD = "lm_head alone"
-DENSE = "dense"
+DENSE, EXACT = "dense", "exact"
 # A mode's drafts: (B, K).
 Mode = Callable[[Inputs], torch.Tensor]
 
@@ -43,10 +47,12 @@ class Timing:
     """
     Attributes:
         seconds: Of each repeat.
+        weight_bytes: What is read of the weights at least, cache or memory.
         agrees: At what part of the positions the tokens are those of ``dense``.
     """
 
     mode: str
+    weight_bytes: float
     seconds: list[float] = field(default_factory=list)
     agrees: float | None = None
 
@@ -65,7 +71,7 @@ class Result:
     changed: float
     machine: str
     ceiling_bytes_per_s: float
-    lm_head_bytes: float
+    floor_bytes: float
     blocks_compared: int
     timings: list[Timing]
 
@@ -75,8 +81,15 @@ class Result:
         rounds = zip(timing.seconds, alone.seconds, strict=True)
         return statistics.median(mine / its for mine, its in rounds)
 
+    @property
+    def floor(self) -> float:
+        """Seconds in which each weight can be read once."""
+        return self.floor_bytes / self.ceiling_bytes_per_s
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {
+            "floor_s": self.floor,
+            "bytes_per_s": {t.mode: t.weight_bytes / t.median for t in self.timings},
             "medians": {t.mode: t.median for t in self.timings},
             "over_lm_head": {t.mode: self.ratio(t) for t in self.timings},
         }
@@ -102,15 +115,33 @@ def modes(
     found = {
         LM_HEAD: lambda inputs: case.base_logits(inputs.hidden),
         DENSE: ours(StepByStep(steps, Dense(steps.vocab))),
-        "exact": ours(Exact(steps, guesses)),
+        EXACT: ours(Exact(steps, guesses)),
         "exact, embeddings projected": ours(Exact(projected, guesses)),
         f"pool of {pool_size}": ours(StepByStep(steps, Pool(steps.vocab, pool_size))),
     }
     if sglang is not None:
         module = load_sglang(sglang)
-        found[f"SGLang, pool of {pool_size}"] = theirs(module, case, pool_size)
-        found["SGLang, whole vocabulary"] = theirs(module, case, 0)
+        gru = case.head.prefix_gru
+        found[f"SGLang, pool of {pool_size}"] = theirs(module, case, pool_size, gru)
+        stepped = _Gru(gru)
+        found[f"SGLang, pool of {pool_size}, GRU stepped"] = theirs(
+            module, case, pool_size, stepped
+        )
+        found["SGLang, whole vocabulary, GRU stepped"] = theirs(
+            module, case, 0, stepped
+        )
     return found
+
+
+def _reads(case: HeadCase, mode: str, num_reqs: int) -> Reads:
+    drafts, corrected = case.size.num_drafts, case.size.num_drafts - case.size.prefix
+    if mode == LM_HEAD:
+        return {"lm_head": 1}
+    if "projected" in mode:
+        return reads(case, 1, 0)
+    if mode == EXACT:
+        return reads(case, 1, 1 if foresees(num_reqs, drafts) else drafts)
+    return reads(case, 0 if "pool" in mode else corrected, drafts)
 
 
 def load_sglang(folder: Path) -> ModuleType:
@@ -147,7 +178,7 @@ class _Gru:
         return None, state[None]
 
 
-def theirs(module: ModuleType, case: HeadCase, pool_size: int) -> Mode:
+def theirs(module: ModuleType, case: HeadCase, pool_size: int, gru: Any) -> Mode:
     embedding = torch.nn.Embedding.from_pretrained(case.embedding)
 
     def draft(inputs: Inputs) -> torch.Tensor:
@@ -156,7 +187,7 @@ def theirs(module: ModuleType, case: HeadCase, pool_size: int) -> Mode:
             bonus_tokens=inputs.bonus,
             target_embedding=embedding,
             lm_head_weight=case.lm_head,
-            prefix_gru=_Gru(case.head.prefix_gru),
+            prefix_gru=gru,
             embed_proj=case.head.embed_proj,
             vocab_size=case.size.shape.vocab_size,
             shift_label=True,
@@ -181,7 +212,10 @@ def measure(
 ) -> Result:
     """Times every mode in turns, and compares tokens on ``blocks`` blocks."""
     found = modes(case, sglang, pool_size)
-    timings = {mode: Timing(mode) for mode in found}
+    timings = {
+        mode: Timing(mode, bytes_read(case, _reads(case, mode, num_reqs)))
+        for mode in found
+    }
     rounds = -(-blocks // num_reqs)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{name}, B {num_reqs}", total=repeats + 1 + rounds)
@@ -202,7 +236,7 @@ def measure(
         machine=f"{platform.processor() or platform.machine()}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}",
         ceiling_bytes_per_s=bandwidth_ceiling(),
-        lm_head_bytes=weights_read(case)["lm_head"],
+        floor_bytes=sum(weight_bytes(case).values()),
         blocks_compared=compared,
         timings=list(timings.values()),
     )
@@ -234,19 +268,23 @@ def _compare(
 
 
 def table(results: list[Result]) -> Table:
-    found = Table(title="from hidden states to drafts, the lm_head included")
-    for column in ("shape", "B", "mode", "ms", "range", "over lm_head", "as dense"):
+    found = Table(
+        title=f"{results[0].shape}: hidden states to drafts, the lm_head included",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("B", "mode", "ms", "range", "over lm_head", "GB/s", "as dense"):
         found.add_column(column, justify="left" if column == "mode" else "right")
     for result in results:
         for timing in result.timings:
             low, high = min(timing.seconds), max(timing.seconds)
             found.add_row(
-                result.shape,
                 str(result.num_reqs),
                 timing.mode,
                 f"{timing.median * 1e3:.1f}",
                 f"{low * 1e3:.1f} - {high * 1e3:.1f}",
                 f"{result.ratio(timing):.2f}x",
+                f"{timing.weight_bytes / timing.median / 1e9:.1f}",
                 "" if timing.agrees is None else f"{timing.agrees:.2%}",
             )
         found.add_section()

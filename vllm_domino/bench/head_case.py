@@ -154,8 +154,12 @@ def _set_scale(case: HeadCase, wanted: float) -> None:
     weight.mul_(2**middle)
 
 
-def weights_read(case: HeadCase) -> dict[str, float]:
-    """Bytes of each part of the weights."""
+# How often a mode reads each weight: its parts' names, and per block.
+Reads = dict[str, float]
+
+
+def weight_bytes(case: HeadCase) -> dict[str, float]:
+    """Bytes of each weight."""
     hidden, gru, width, vocab = case.size.shape
     size = case.lm_head.element_size()
     return {
@@ -163,8 +167,32 @@ def weights_read(case: HeadCase) -> dict[str, float]:
         "W2": size * vocab * width,
         "GRU input": size * 3 * gru * hidden,
         "GRU state": size * 3 * gru * gru,
-        "W1": size * width * (hidden + gru),
+        "W1 of z": size * width * hidden,
+        "W1 of h": size * width * gru,
     }
+
+
+def reads(case: HeadCase, whole: float, gru_input: float) -> Reads:
+    """What a rollout reads, wherever it finds it, cache or memory.
+
+    Args:
+        whole: How often all of W2.
+        gru_input: How often W_ih.
+    """
+    drafts = case.size.num_drafts
+    return {
+        "lm_head": 1,
+        "W2": whole,
+        "GRU input": gru_input,
+        "GRU state": drafts - 1,
+        "W1 of z": 1,
+        "W1 of h": drafts - case.size.prefix,
+    }
+
+
+def bytes_read(case: HeadCase, found: Reads) -> float:
+    sizes = weight_bytes(case)
+    return sum(sizes[name] * times for name, times in found.items())
 
 
 def bandwidth_ceiling(megabytes: int = 512, repeats: int = 7) -> float:

@@ -72,8 +72,9 @@ def head(
     console.print(
         f"{first.machine}; the correction changes the winner at {first.changed:.0%} of "
         f"the positions; reads {first.ceiling_bytes_per_s / 1e9:.1f} GB/s at best, at "
-        f"which the lm_head's {first.lm_head_bytes / 1e9:.2f} GB take "
-        f"{first.lm_head_bytes / first.ceiling_bytes_per_s * 1e3:.1f} ms",
+        f"which each weight's one reading, {first.floor_bytes / 1e9:.2f} GB, takes "
+        f"{first.floor * 1e3:.1f} ms. GB/s: of what a mode reads of the weights, cache "
+        "or memory",
         soft_wrap=True,
     )
     if json_file is not None:
