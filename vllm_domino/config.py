@@ -42,9 +42,9 @@ class RuntimeConfig(BaseModel):
         default="dense",
         description='How greedy drafts find the likeliest token: "dense" scores the '
         'whole vocabulary position by position, "exact" guesses a block and checks it '
-        'at once, for the same tokens (on a CPU), "pool" only the pool_size likeliest '
-        'before correction, which may draft others, "fused" is dense in Triton '
-        "kernels, for a GPU.",
+        'at once, for the same tokens, "pool" only the pool_size likeliest before '
+        'correction, which may draft others, "fused" is dense in Triton kernels, for a '
+        "GPU.",
     )
     pool_size: StrictInt | None = Field(
         default=None,

@@ -240,16 +240,11 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
     from vllm.platforms import current_platform
 
     settings, runtime = request.settings, request.runtime
-    if runtime.head == "exact" and not current_platform.is_cpu():
+    runs_eagerly = current_platform.is_cpu() and runtime.head == "exact"
+    if runtime.head in ("exact", "fused") and not (runs_eagerly or _has_triton()):
         raise DraftConfigError(
-            'speculative_config.head is "exact", but how much it reads depends on '
-            "data, which a CUDA graph cannot hold: it is for CPUs. Set it to "
-            '"dense", or leave it out.'
-        )
-    if runtime.head == "fused" and not _has_triton():
-        raise DraftConfigError(
-            'speculative_config.head is "fused", which are Triton kernels, but this '
-            "device has no Triton. Leave it out."
+            f'speculative_config.head is "{runtime.head}", which needs Triton on this '
+            "device, and there is none. Leave it out."
         )
     if runtime.project_embeddings and ranks > 1:
         raise DraftConfigError(

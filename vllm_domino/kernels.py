@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head's step as four Triton kernels, each with its twin in torch.
+"""The head's step in Triton kernels, each with its twin in torch.
 
-    advance     the GRU after a token, its embedding looked up: weights read once
-    bottleneck  c = silu(z + W1 h)
-    tiles       the likeliest token of base + W2 c in each tile of the vocabulary
-    likeliest   the likeliest of the tiles'
+    advance            the GRU after a token, its embedding looked up: weights read once
+    bottleneck         c = silu(z + W1 h)
+    likeliest          the likeliest token of base + W2 c: of each tile of the
+                       vocabulary, then of the tiles' (two kernels)
+    likeliest_of_pool  the same of each request's own few tokens
 
 Shapes are fixed and nothing is read by the host, so a CUDA graph holds them all. They
 round where torch does: products are summed in float32 and rounded to the weights' type,
@@ -73,6 +74,16 @@ def likeliest_twin(
     return values, ids
 
 
+def likeliest_of_pool_twin(
+    base: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of each request's own tokens: (B, C), (B, E), (B, C, E), (B, C) ids,
+    rising."""
+    scores = base + torch.bmm(weight, inner[:, :, None]).squeeze(-1)
+    values, places = scores.float().max(dim=-1)
+    return values, pool.gather(-1, places[:, None]).squeeze(-1)
+
+
 # --- Kernels ---
 
 
@@ -118,7 +129,17 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _is_idle(todo_ptr, CONDITIONAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether there is nothing to do."""
+    idle = False
+    if CONDITIONAL:
+        idle = tl.load(todo_ptr) == 0
+    return idle
+
+
+@triton.jit
 def _advance_kernel(  # type: ignore[no-untyped-def]
+    todo_ptr,
     tokens_ptr,
     state_ptr,
     table_ptr,
@@ -129,10 +150,13 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
     state_stride,
     H: tl.constexpr,
     G: tl.constexpr,
+    CONDITIONAL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    if _is_idle(todo_ptr, CONDITIONAL):
+        return
     units = tl.program_id(0) * BLOCK_G + tl.arange(0, BLOCK_G)
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     unit_in = units < G
@@ -205,6 +229,7 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _bottleneck_kernel(  # type: ignore[no-untyped-def]
+    todo_ptr,
     projected_ptr,
     state_ptr,
     weight_ptr,
@@ -215,10 +240,13 @@ def _bottleneck_kernel(  # type: ignore[no-untyped-def]
     weight_stride,
     E: tl.constexpr,
     G: tl.constexpr,
+    CONDITIONAL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    if _is_idle(todo_ptr, CONDITIONAL):
+        return
     units = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     unit_in = units < E
@@ -254,7 +282,16 @@ def _packed(scores, ids):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _value(packed):  # type: ignore[no-untyped-def]
+    """The score that was packed, float32."""
+    ordered = (packed >> 32).to(tl.int32)
+    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _tiles_kernel(  # type: ignore[no-untyped-def]
+    todo_ptr,
     base_ptr,
     inner_ptr,
     weight_ptr,
@@ -266,10 +303,13 @@ def _tiles_kernel(  # type: ignore[no-untyped-def]
     num_tiles,
     E: tl.constexpr,
     CORRECTED: tl.constexpr,
+    CONDITIONAL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    if _is_idle(todo_ptr, CONDITIONAL):
+        return
     tile = tl.program_id(0)
     tokens = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -301,8 +341,16 @@ def _tiles_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _likeliest_kernel(  # type: ignore[no-untyped-def]
-    tiles_ptr, values_ptr, ids_ptr, num_tiles, BLOCK_T: tl.constexpr
+    todo_ptr,
+    tiles_ptr,
+    values_ptr,
+    ids_ptr,
+    num_tiles,
+    CONDITIONAL: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):
+    if _is_idle(todo_ptr, CONDITIONAL):
+        return
     row = tl.program_id(0)
     places = tl.arange(0, BLOCK_T)
     packed = tl.load(
@@ -311,10 +359,50 @@ def _likeliest_kernel(  # type: ignore[no-untyped-def]
         other=-0x7FFFFFFFFFFFFFFF,
     )
     best = tl.max(packed, axis=0)
-    ordered = (best >> 32).to(tl.int32)
-    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
-    tl.store(values_ptr + row, bits.to(tl.float32, bitcast=True))
+    tl.store(values_ptr + row, _value(best))
     tl.store(ids_ptr + row, 0x7FFFFFFF - (best & 0x7FFFFFFF))
+
+
+@triton.jit
+def _of_pool_kernel(  # type: ignore[no-untyped-def]
+    base_ptr,
+    inner_ptr,
+    weight_ptr,
+    pool_ptr,
+    values_ptr,
+    ids_ptr,
+    size,
+    base_stride,
+    E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    dtype = base_ptr.dtype.element_ty
+    nothing = tl.full((BLOCK_C,), -0x7FFFFFFFFFFFFFFF, dtype=tl.int64)
+    best = nothing
+    for start in range(0, size, BLOCK_C):
+        places = start + tl.arange(0, BLOCK_C)
+        inside = places < size
+        acc = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        for first in range(0, E, BLOCK_K):
+            k = first + tl.arange(0, BLOCK_K)
+            c = tl.load(inner_ptr + row * E + k, mask=k < E, other=0).to(tl.float32)
+            w = tl.load(
+                weight_ptr + (row * size + places[:, None]) * E + k[None, :],
+                mask=inside[:, None] & (k < E)[None, :],
+                other=0,
+            ).to(tl.float32)
+            acc += tl.sum(w * c[None, :], axis=1)
+        base = tl.load(base_ptr + row * base_stride + places, mask=inside, other=0)
+        scores = base.to(tl.float32) + acc.to(dtype).to(tl.float32)
+        scores = scores.to(dtype).to(tl.float32)
+        ids = tl.load(pool_ptr + row * size + places, mask=inside, other=0)
+        packed = _packed(scores, ids.to(tl.int32))
+        best = tl.maximum(best, tl.where(inside, packed, nothing))
+    winner = tl.max(best, axis=0)
+    tl.store(values_ptr + row, _value(winner))
+    tl.store(ids_ptr + row, 0x7FFFFFFF - (winner & 0x7FFFFFFF))
 
 
 # --- Calls ---
@@ -326,12 +414,19 @@ def advance(
     table: torch.Tensor,
     weight_ih: torch.Tensor,
     weight_hh: torch.Tensor,
+    todo: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``advance_twin``; the table and both weights contiguous."""
+    """See ``advance_twin``; the table and both weights contiguous.
+
+    Args:
+        todo: (1,) int32; where it is 0 nothing is done, and the result is not set. So
+            for all of these.
+    """
     num_reqs, gru = state.shape
     out = torch.empty((num_reqs, gru), dtype=state.dtype, device=state.device)
     grid = (triton.cdiv(gru, _BLOCK_G), triton.cdiv(num_reqs, _BLOCK_B))
     _advance_kernel[grid](
+        tokens if todo is None else todo,
         tokens,
         state,
         table,
@@ -342,6 +437,7 @@ def advance(
         state.stride(0),
         H=table.shape[1],
         G=gru,
+        CONDITIONAL=todo is not None,
         BLOCK_B=_BLOCK_B,
         BLOCK_G=_BLOCK_G,
         BLOCK_K=_BLOCK_K,
@@ -350,13 +446,17 @@ def advance(
 
 
 def bottleneck(
-    projected: torch.Tensor, state: torch.Tensor, weight: torch.Tensor
+    projected: torch.Tensor,
+    state: torch.Tensor,
+    weight: torch.Tensor,
+    todo: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See ``bottleneck_twin``; each contiguous in its last dimension."""
     num_reqs, width = projected.shape
     out = torch.empty((num_reqs, width), dtype=state.dtype, device=state.device)
     grid = (triton.cdiv(width, _BLOCK_E), triton.cdiv(num_reqs, _BLOCK_B))
     _bottleneck_kernel[grid](
+        projected if todo is None else todo,
         projected,
         state,
         weight,
@@ -367,6 +467,7 @@ def bottleneck(
         weight.stride(0),
         E=width,
         G=state.shape[1],
+        CONDITIONAL=todo is not None,
         BLOCK_B=_BLOCK_B,
         BLOCK_E=_BLOCK_E,
         BLOCK_K=_BLOCK_K,
@@ -375,7 +476,10 @@ def bottleneck(
 
 
 def likeliest(
-    base: torch.Tensor, inner: torch.Tensor | None, weight: torch.Tensor
+    base: torch.Tensor,
+    inner: torch.Tensor | None,
+    weight: torch.Tensor,
+    todo: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``likeliest_twin``; base and weight contiguous in their last dimension,
     inner in both."""
@@ -384,6 +488,7 @@ def likeliest(
     device = base.device
     tiles = torch.empty((num_reqs, num_tiles), dtype=torch.int64, device=device)
     _tiles_kernel[(num_tiles, triton.cdiv(num_reqs, _BLOCK_B))](
+        base if todo is None else todo,
         base,
         base if inner is None else inner,
         weight,
@@ -395,6 +500,7 @@ def likeliest(
         num_tiles,
         E=weight.shape[1],
         CORRECTED=inner is not None,
+        CONDITIONAL=todo is not None,
         BLOCK_B=_BLOCK_B,
         BLOCK_V=_BLOCK_V,
         BLOCK_K=_BLOCK_E,
@@ -402,6 +508,36 @@ def likeliest(
     values = torch.empty(num_reqs, dtype=torch.float32, device=device)
     ids = torch.empty(num_reqs, dtype=torch.int64, device=device)
     _likeliest_kernel[(num_reqs,)](
-        tiles, values, ids, num_tiles, BLOCK_T=triton.next_power_of_2(num_tiles)
+        tiles if todo is None else todo,
+        tiles,
+        values,
+        ids,
+        num_tiles,
+        CONDITIONAL=todo is not None,
+        BLOCK_T=triton.next_power_of_2(num_tiles),
+    )
+    return values, ids
+
+
+def likeliest_of_pool(
+    base: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``likeliest_of_pool_twin``; base contiguous in its last dimension, the rest
+    in all."""
+    num_reqs, size = base.shape
+    values = torch.empty(num_reqs, dtype=torch.float32, device=base.device)
+    ids = torch.empty(num_reqs, dtype=torch.int64, device=base.device)
+    _of_pool_kernel[(num_reqs,)](
+        base,
+        inner,
+        weight,
+        pool,
+        values,
+        ids,
+        size,
+        base.stride(0),
+        E=weight.shape[-1],
+        BLOCK_C=_BLOCK_V,
+        BLOCK_K=_BLOCK_E,
     )
     return values, ids

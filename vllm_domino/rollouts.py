@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from vllm_domino.config import RuntimeConfig
-from vllm_domino.errors import DraftConfigError
-from vllm_domino.scoring import Dense, Pool, PoolBlock, Scorer
+from vllm_domino.scoring import Dense, Pool, PoolBlock, Scorer, promise_of
 from vllm_domino.steps import Foreseen, State, Steps
 from vllm_domino.vocabulary import Best, Vocabulary
 
@@ -27,9 +25,6 @@ Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 POOL, GUESSES = 2048, 512
 # Guesses that may be wrong before a block is finished without.
 _ROUNDS = 3
-# A correction w . c of a c like any other has the standard deviation |w| |c| / sqrt(E).
-# Tokens are guessed from by the base logit and so many of these.
-_DEVIATIONS = 3
 # Far below what bfloat16 holds, and above any correction there is.
 _HUGE = 1e30
 # Rows of a product that take little longer than one, the weights being what is read.
@@ -76,25 +71,21 @@ def make_rollout(
         alone: Whether this rank's ids are the target's.
         table: (V, H) the target's embedding, where this rank has all of it.
     """
-    if runtime.head == "fused":
-        # Triton may not be there where nobody asks for it.
-        from vllm_domino.fused import Fused
-
-        return Fused(steps, table)
     if runtime.head == "pool":
         return StepByStep(steps, Pool(steps.vocab, runtime.pool_size or POOL))
     if runtime.head == "dense":
         return StepByStep(steps, Dense(steps.vocab))
-    if steps.vocab.device.type != "cpu" or captured:
-        raise DraftConfigError(
-            'speculative_config.head is "exact", but how much it reads depends on '
-            "data, which the captured draft step of this device and runner cannot. "
-            'Set it to "dense", or leave it out.'
-        )
     guesses = runtime.pool_size or GUESSES
-    if guesses >= len(steps.vocab):
+    if runtime.head == "exact" and guesses >= len(steps.vocab):
         return StepByStep(steps, Dense(steps.vocab))
-    return Exact(steps, guesses, foresees=alone)
+    if steps.vocab.device.type == "cpu" and not captured and runtime.head == "exact":
+        return Exact(steps, guesses, foresees=alone)
+    # Triton may not be there where nobody asks for it.
+    from vllm_domino.fused import Fused, FusedExact
+
+    if runtime.head == "exact":
+        return FusedExact(steps, table, guesses)
+    return Fused(steps, table)
 
 
 class StepByStep:
@@ -170,7 +161,8 @@ class Exact:
     over E sums, if the machine's library sums one row otherwise than many. oneDNN's
     bfloat16 kernels do not (tests/test_linear.py).
 
-    For a CPU: whether to go on depends on data, which a CUDA graph cannot hold.
+    For a CPU: whether to go on depends on data, which a CUDA graph cannot hold; there,
+    ``vllm_domino.fused.FusedExact`` does the same.
 
     Args:
         size: Tokens to guess from: those with the largest base logits in a block.
@@ -183,10 +175,8 @@ class Exact:
         self.foresees = foresees
         self.guesses = Pool(steps.vocab, size)
         self.vocabulary = Vocabulary(steps.vocab)
-        deviations = _DEVIATIONS / steps.vocab.shape[-1] ** 0.5
-        norms = steps.vocab.float().norm(dim=-1)
-        self.promise = norms * deviations  # (V,)
-        self.largest = norms.max()
+        self.promise = promise_of(steps.vocab)
+        self.largest = steps.vocab.float().norm(dim=-1).max()
 
     def draft(
         self,
@@ -205,7 +195,7 @@ class Exact:
         if first == drafts.shape[1]:
             return drafts
         projected = steps.project_hidden(hidden)
-        pool = self._open(projected, base_logits, first)
+        pool = self.guesses.open_for(projected, base_logits, first, self.promise)
         foreseen = self._foresee(pool, bonus)
         blocks = _Blocks(projected, base_logits, pool, drafts, foreseen)
         gates = None if foreseen is None else foreseen.look_up(0, bonus)
@@ -214,14 +204,6 @@ class Exact:
             state = self._advance(blocks, i, state)
         self._settle(blocks, first, None, state, choose, _ROUNDS)
         return drafts
-
-    def _open(
-        self, projected: torch.Tensor, base_logits: torch.Tensor, first: int
-    ) -> PoolBlock:
-        # As long as c may be; of its two parts only that of z is known yet.
-        length = F.silu(projected[:, first:]).float().norm(dim=-1).amax(dim=1)
-        promise = torch.outer(length, self.promise).to(base_logits.dtype)
-        return self.guesses.open(base_logits, first, promise)
 
     def _foresee(self, pool: PoolBlock, bonus: torch.Tensor) -> Foreseen | None:
         """The bonus token, and the likeliest of every position before correction; few,

@@ -82,6 +82,36 @@ class Pool:
         logits = base_logits.gather(2, pool[:, None].expand(-1, positions, -1))
         return PoolBlock(base_logits, logits, self.weight[pool], pool)
 
+    def open_for(
+        self,
+        projected: torch.Tensor,
+        base_logits: torch.Tensor,
+        first: int,
+        promise: torch.Tensor,
+    ) -> "PoolBlock":
+        """A pool that is likely to have every position's winner.
+
+        Args:
+            projected: (B, K, E) the part of c's argument that is known.
+            promise: (V,) see ``promise_of``.
+        """
+        # As long as c may be; of its two parts only that of z is known yet.
+        known = projected[:, min(first, projected.shape[1] - 1) :]
+        length = F.silu(known).float().norm(dim=-1).amax(dim=1)
+        added = torch.outer(length, promise).to(base_logits.dtype)
+        return self.open(base_logits, first, added)
+
+
+# A correction w . c of a c like any other has the standard deviation |w| |c| / sqrt(E).
+# Tokens are guessed from by the base logit and so many of these.
+_DEVIATIONS = 3
+
+
+def promise_of(weight: torch.Tensor) -> torch.Tensor:
+    """What a token's correction may well come to, by |c|: (V, E) -> (V,)."""
+    deviations = _DEVIATIONS / weight.shape[-1] ** 0.5
+    return weight.float().norm(dim=-1) * deviations
+
 
 class PoolBlock:
     def __init__(

@@ -11,9 +11,10 @@ import torch
 
 from vllm_domino import kernels
 
-BATCHES = (1, 15, 17, 64)
-# (H, G, E, V): none a multiple of a block, then all.
-SIZES = ((50, 21, 13, 301), (128, 64, 64, 1024))
+# (H, G, E, V): none a multiple of a block, and all.
+ODD, EVEN = (50, 21, 13, 301), (128, 64, 64, 1024)
+# Requests, and sizes.
+CASES = ((1, ODD), (15, ODD), (17, ODD), (64, ODD), (1, EVEN), (17, EVEN))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Of what is compared, relative to the largest; sums are in another order, and one
 # rounding may go the other way.
@@ -89,6 +90,40 @@ def check_likeliest(numbers: Numbers, num_reqs: int, size: tuple[int, ...]) -> N
     _close(scores.gather(-1, ids[:, None])[:, 0], expected, base.dtype)
 
 
+def check_of_pool(numbers: Numbers, num_reqs: int, size: tuple[int, ...]) -> None:
+    """Ties too: the lowest id, in numbers that no rounding changes."""
+    _, _, width, vocab = size
+    count = vocab // 2 + 1
+    pool = torch.stack([torch.randperm(vocab)[:count] for _ in range(num_reqs)])
+    pool = pool.sort(dim=-1).values.to(numbers.device)
+    base = numbers.row(num_reqs, count).round()
+    inner = numbers.normal(num_reqs, width).round().clamp(-2, 2)
+    weight = numbers.normal(num_reqs, count, width).round().clamp(-1, 1)
+    values, ids = kernels.likeliest_of_pool(base, inner, weight, pool)
+    expected, best = kernels.likeliest_of_pool_twin(base, inner, weight, pool)
+    assert torch.equal(ids, best), "another token"
+    assert torch.equal(values, expected), "another value"
+
+
+def check_idle(numbers: Numbers, num_reqs: int, size: tuple[int, ...]) -> None:
+    """With nothing to do nothing is read: the tokens are no tokens."""
+    hidden, gru, width, vocab = size
+    state, table = numbers.row(num_reqs, gru), numbers.normal(vocab, hidden)
+    nowhere = torch.full((num_reqs,), 2**40, device=numbers.device)
+    idle = torch.zeros(1, dtype=torch.int32, device=numbers.device)
+    weights = numbers.normal(3 * gru, hidden), numbers.normal(3 * gru, gru)
+    kernels.advance(nowhere, state, table, *weights, idle)
+    found = [
+        kernels.bottleneck(
+            numbers.row(num_reqs, width), state, numbers.normal(width, gru), idle
+        ),
+        kernels.likeliest(
+            numbers.row(num_reqs, vocab), None, numbers.normal(vocab, width), idle
+        )[0],
+    ]
+    assert all(len(each) == num_reqs for each in found)
+
+
 def check_uncorrected(numbers: Numbers, num_reqs: int, size: tuple[int, ...]) -> None:
     _, _, width, vocab = size
     base, weight = numbers.row(num_reqs, vocab), numbers.normal(vocab, width)
@@ -137,6 +172,8 @@ CHECKS: tuple[Check, ...] = (
     check_bottleneck,
     check_likeliest,
     check_uncorrected,
+    check_of_pool,
+    check_idle,
     check_ties,
     check_odd_numbers,
 )
