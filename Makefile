@@ -32,7 +32,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -e '.[cpu,train,dev]'
+	$(BIN)/pip install -q -e '.[cpu,train,bench,dev]'
 	$(BIN)/vllm-domino mend
 	@touch $@
 

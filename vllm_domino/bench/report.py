@@ -141,6 +141,7 @@ def plot(report: Report, folder: Path, stem: str) -> list[str]:
         for method, parts in positions.items():
             axes.plot(range(1, len(parts) + 1), parts, marker="o", label=method)
         axes.set_ylim(0, 1)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("position in the block")
         axes.set_ylabel("part of the blocks accepted there")
         names.append(_save(figure, axes, folder, f"{stem}-acceptance.png"))
