@@ -2,6 +2,7 @@
 """``Exact`` drafts what the reference does, guesses right or wrong; a pool drafts the
 best of its own."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -158,8 +159,12 @@ def test_likely_tokens_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert foresees == (embedded.count(1) < 8)
 
 
+# A machine's own, of inf - inf, has its sign bit set.
+NEGATIVE_NAN = math.copysign(torch.nan, -1)
+
+
 @pytest.mark.parametrize("what", ["base", "weight", "hidden"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, NEGATIVE_NAN, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_that_are_none(value: float, what: str, dtype: torch.dtype) -> None:
     blocks = Blocks(num_reqs=3, dtype=dtype)

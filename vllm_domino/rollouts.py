@@ -250,7 +250,7 @@ class Exact:
             return
         inner = torch.stack(inners, dim=1)
         values, ids = (torch.stack(each, dim=1) for each in zip(*guesses, strict=True))
-        base, tame = blocks.base[:, start:], self._is_tame(blocks, inner)
+        base, tame = blocks.base[:, start:], self._is_tame(inner)
         values, ids = self.vocabulary.best(base, inner, (values, ids), tame)
         right = choose(values.flatten(), ids.flatten()).view(len(drafts), -1)
         wrong = right != drafts[:, start:]
@@ -261,11 +261,12 @@ class Exact:
         drafts[requests, start + first] = right[requests, first]
         self._go_on(blocks, start, requests, first, states, choose, rounds - 1)
 
-    def _is_tame(self, blocks: _Blocks, inner: torch.Tensor) -> bool:
-        """Whether all scores are numbers: the base logits are (what is not would be in
-        the pool), and no correction is so large that it may be infinite."""
+    def _is_tame(self, inner: torch.Tensor) -> bool:
+        """Whether no score but a guessed one can fail to be a number: what is none among
+        the base logits and in W2 comes first in the pool, so a correction would have to
+        be infinite."""
         largest = inner.float().norm(dim=-1).max() * self.largest
-        return bool((largest < _HUGE) & ~blocks.pool.logits.isnan().any())
+        return bool(largest < _HUGE)
 
     def _guess(
         self, blocks: _Blocks, position: int, inner: torch.Tensor, rounds: int

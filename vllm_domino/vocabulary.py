@@ -52,7 +52,7 @@ class Vocabulary:
             inner: (B, P, E), c.
             guess: Tokens, and what they score, both (B, P). Good ones save time; what
                 is found does not depend on them.
-            tame: Whether no score can fail to be a number.
+            tame: Whether no score but a guess's can fail to be a number.
         """
         num_reqs, num_positions = inner.shape[:2]
         values = base.new_empty(num_reqs, num_positions)
