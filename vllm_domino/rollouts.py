@@ -262,9 +262,9 @@ class Exact:
         self._go_on(blocks, start, requests, first, states, choose, rounds - 1)
 
     def _is_tame(self, inner: torch.Tensor) -> bool:
-        """Whether no score but a guessed one can fail to be a number: what is none among
-        the base logits and in W2 comes first in the pool, so a correction would have to
-        be infinite."""
+        """Whether no score but a guessed one can fail to be a number: what is none
+        among the base logits and in W2 comes first in the pool, so a correction would
+        have to be infinite."""
         largest = inner.float().norm(dim=-1).max() * self.largest
         return bool(largest < _HUGE)
 
