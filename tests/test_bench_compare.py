@@ -222,3 +222,18 @@ def test_our_own_flags_are_not_passed_on() -> None:
     status, output = command(*arguments)
     assert status == 1
     assert "--speculative-config is what this command fills in" in output
+
+
+@pytest.mark.parametrize("kind", ["offline", "serve"])
+def test_what_is_wrong_is_told_before_any_engine_starts(
+    kind: str, tmp_path: Path
+) -> None:
+    given: list[Any] = ["bench", kind, DEMO / "target", "--method", "none"]
+    given += ["--prompts", DEMO / "prompts.json"]
+    for option in ("--json", "--markdown"):
+        status, output = command(*given, option, tmp_path / "no" / "x.json")
+        assert status == 1
+        assert "there is no folder" in output
+    status, output = command("bench", kind, tmp_path / "nothing", *given[3:])
+    assert status == 1
+    assert "there is no such folder" in output

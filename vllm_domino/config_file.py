@@ -23,11 +23,10 @@ def looks_local(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
 
 
-def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """The parsed config.json of a folder or a hub id.
-
+def require_model(model: str) -> None:
+    """
     Raises:
-        DraftConfigError: It is not there, or not JSON, or not an object.
+        DraftConfigError: It can be neither a folder nor a hub id.
     """
     folder = Path(model)
     if not model or folder.is_file() or (looks_local(model) and not folder.is_dir()):
@@ -37,6 +36,16 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
         raise DraftConfigError(
             f"{model!r}: {found}. Give a model's folder, or its hub id (owner/name)."
         )
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """The parsed config.json of a folder or a hub id.
+
+    Raises:
+        DraftConfigError: It is not there, or not JSON, or not an object.
+    """
+    folder = Path(model)
+    require_model(model)
     path = folder / CONFIG_NAME if folder.is_dir() else _fetch(model, revision)
     try:
         if path.stat().st_size > _MAX_BYTES:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from vllm_domino.cli import compare
-from vllm_domino.cli.common import refusals
+from vllm_domino.cli.common import refusals, require_folders
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.registered_commands += compare.app.registered_commands
@@ -55,6 +55,7 @@ def head(
 
     console = Console()
     with refusals(console):
+        require_folders(json_file, png)
         if shape not in SIZES:
             raise DraftConfigError(
                 f"--shape is {shape!r}; known are: {', '.join(SIZES)}."

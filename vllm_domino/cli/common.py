@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -12,6 +13,19 @@ from vllm_domino.errors import DominoError
 
 # For commands that hand on to vLLM what they do not know.
 PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def require_folders(*files: Path | None) -> None:
+    """Before long work: the files that it will write have a folder to lie in.
+
+    Raises:
+        DominoError: One has none.
+    """
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise DominoError(
+                f"{file}: there is no folder {file.parent}. Make it first."
+            )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vllm_domino.cli.common import PASSES_ON, refusals
+from vllm_domino.cli.common import PASSES_ON, refusals, require_folders
 
 if TYPE_CHECKING:
     from vllm_domino.bench.methods import Method
@@ -147,10 +147,13 @@ def offline(
     Arguments that are not listed here are the engine's, as for `vllm serve`.
     """
     from vllm_domino.bench import offline as bench
+    from vllm_domino.config_file import require_model
     from vllm_domino.bench.work import Work
 
     console = Console()
     with refusals(console):
+        require_folders(json_file, markdown_file)
+        require_model(target)
         asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
         work = Work(
             target,
@@ -194,10 +197,13 @@ def serve(
     Arguments that are not listed here go to `vllm serve` as they are.
     """
     from vllm_domino.bench import serve as bench
+    from vllm_domino.config_file import require_model
     from vllm_domino.bench.work import Work
 
     console = Console()
     with refusals(console):
+        require_folders(json_file, markdown_file)
+        require_model(target)
         asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
         work = Work(
             target,
