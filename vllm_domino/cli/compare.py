@@ -147,8 +147,8 @@ def offline(
     Arguments that are not listed here are the engine's, as for `vllm serve`.
     """
     from vllm_domino.bench import offline as bench
-    from vllm_domino.config_file import require_model
     from vllm_domino.bench.work import Work
+    from vllm_domino.config_file import require_model
 
     console = Console()
     with refusals(console):
@@ -197,8 +197,8 @@ def serve(
     Arguments that are not listed here go to `vllm serve` as they are.
     """
     from vllm_domino.bench import serve as bench
-    from vllm_domino.config_file import require_model
     from vllm_domino.bench.work import Work
+    from vllm_domino.config_file import require_model
 
     console = Console()
     with refusals(console):
