@@ -306,3 +306,13 @@ def test_vllm_never_sees_the_damage(source: str, data: st.DataObject) -> None:
         # Whatever else it raises, the test shows.
         with suppress(DominoError):
             configure(BYTES4.target, domino(folder))
+
+
+def test_a_width_that_is_a_line_break() -> None:
+    """Found by the test above: the message had it as it was, over two lines."""
+
+    def damage(folder: Path) -> None:
+        config = read_config(folder) | {"target_hidden_size": "\n"}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    survives("speculators", damage)

@@ -54,8 +54,8 @@ def require_known_meaning(raw: Mapping[str, Any], source: str) -> None:
         own = look_up(raw, f"{prefix}hidden_size")
         if MISSING not in (width, own) and width not in (None, own):
             raise DraftConfigError(
-                f"{source}: target_hidden_size is {width} and {prefix}hidden_size "
-                f"{own}, but a Domino draft shares its target's embedding. Use a "
+                f"{source}: target_hidden_size is {width!r} and {prefix}hidden_size "
+                f"{own!r}, but a Domino draft shares its target's embedding. Use a "
                 "draft as wide as its target."
             )
 
