@@ -27,8 +27,10 @@ import torch
 import torch.nn.functional as F
 
 from vllm_domino.bench import kernel_checks
-from vllm_domino.fused import Fused, FusedExact
+from vllm_domino.fused import FusedDense, FusedExact, FusedSteps
 from vllm_domino.head import DominoHead, HeadShape, rollout
+from vllm_domino.rollouts import Rollout, StepByStep
+from vllm_domino.scoring import GUESSES
 from vllm_domino.steps import Steps
 
 QWEN3_8B = HeadShape(4096, 1024, 256, 151936)
@@ -37,7 +39,6 @@ NUM_DRAFTS, FEW_DRAFTS = 15, 5
 BLOCK_BATCHES = (1, 17)
 # Guesses that are often wrong, and hardly ever.
 POOLS = (3, 150)
-GUESSES = 512
 REPEATS = 30
 TIMED_BATCHES = (1, 8, 64)
 
@@ -62,7 +63,7 @@ class Case:
         self.hidden = numbers.normal(num_reqs, num_drafts, shape.hidden_size)
         self.base = numbers.normal(num_reqs, num_drafts, shape.vocab_size, scale=3)
         self.bonus = numbers.ids(num_reqs, shape.vocab_size)
-        self.steps = Steps(self.head, self.embed)
+        self.steps = FusedSteps(Steps(self.head, self.embed), self.table)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return F.embedding(tokens, self.table)
@@ -70,16 +71,16 @@ class Case:
     def by_torch(self) -> torch.Tensor:
         return rollout(self.head, self.hidden, self.base, self.bonus, self.embed)
 
-    def by(self, rollout: Fused) -> Callable[[], torch.Tensor]:
+    def by(self, rollout: Rollout) -> Callable[[], torch.Tensor]:
         return lambda: rollout.draft(
             self.hidden, self.base, self.bonus, lambda values, ids: ids
         )
 
     def fused(self) -> Callable[[], torch.Tensor]:
-        return self.by(Fused(self.steps, self.table))
+        return self.by(StepByStep(self.steps, FusedDense(self.steps.vocab)))
 
     def exact(self, size: int) -> Callable[[], torch.Tensor]:
-        return self.by(FusedExact(self.steps, self.table, size))
+        return self.by(FusedExact(self.steps, size))
 
 
 def outcome(check: Callable[..., None], *arguments: Any) -> str:

@@ -24,6 +24,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 
 from tests.capture import no_host_sync
+from vllm_domino.bench.engine import model_runner
 
 
 class Recorder:
@@ -97,11 +98,6 @@ class Recorder:
             self.hidden[f"{name}.{sum(k.startswith(name) for k in self.hidden)}"] = rows
 
         return hook
-
-
-def model_runner(llm: LLM) -> Any:
-    executor = llm.llm_engine.engine_core.engine_core.model_executor
-    return executor.driver_worker.worker.model_runner
 
 
 def counters(llm: LLM) -> dict[str, Any]:

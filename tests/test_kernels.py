@@ -44,3 +44,20 @@ def test_whole_blocks_are_denses(outcomes: dict[str, dict[str, str]]) -> None:
     blocks = outcomes["check_blocks"]
     assert list(blocks) == ["B 1", "B 17"]
     assert not {case: said for case, said in blocks.items() if said}
+
+
+def test_the_check_on_a_gpu_needs_torch_and_triton_only() -> None:
+    others = [
+        "pydantic",
+        "rich",
+        "safetensors",
+        "transformers",
+        "typer",
+        "vllm",
+        "wrapt",
+    ]
+    code = (
+        f"import runpy, sys; sys.modules |= dict.fromkeys({others}); "
+        "runpy.run_path('bench/gpu_check.py')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from vllm_domino import vocabulary
 from vllm_domino.config import RuntimeConfig
+from vllm_domino.exact import Exact
 from vllm_domino.head import DominoHead, HeadShape, rollout
-from vllm_domino.rollouts import Exact, Rollout, StepByStep, make_rollout
+from vllm_domino.head_mode import make_rollout
+from vllm_domino.rollouts import Rollout, StepByStep
 from vllm_domino.scoring import Dense, Pool
 from vllm_domino.steps import Steps
 
@@ -246,7 +248,7 @@ def test_a_pool_picks_the_best_of_its_own(vocab: int, tied: bool) -> None:
         logits = base[:, i] + inner[i] @ weight.T
         kept = torch.full_like(logits, -torch.inf)
         kept.scatter_(1, block.pool, logits.gather(1, block.pool))
-        assert torch.equal(block.corrected(i, inner[i])[1], kept.argmax(-1))
+        assert torch.equal(block.best(i, inner[i])[1], kept.argmax(-1))
 
 
 # --- What a user chooses ---

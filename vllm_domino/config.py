@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 DraftBlock = Literal["trained", "short"]
 
 
-# Which tokens the head scores: all, those that can still win, or a pool of likely ones.
+# How greedy drafts are computed; see ``RuntimeConfig.head``.
 HeadMode = Literal["dense", "exact", "pool", "fused"]
 
 
@@ -58,7 +58,7 @@ class RuntimeConfig(BaseModel):
         description="Whether the GRU's input is worked out for every token when the "
         "engine starts; it takes 3 numbers times vocabulary times GRU width (0.93 GB "
         "for Qwen3-8B) and saves the reading of the GRU's input weights at every "
-        "draft. Left out, it is done on a CPU where it takes little.",
+        "draft.",
     )
     allow_pickle: StrictBool = Field(
         default=False,

@@ -129,6 +129,48 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _gate(  # type: ignore[no-untyped-def]
+    NUMBER: tl.constexpr,
+    x_rows,
+    h_rows,
+    row_in,
+    weight_ih_ptr,
+    weight_hh_ptr,
+    units,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """What one of the GRU's gates gets of the token and of the state, each rounded."""
+    dtype = weight_ih_ptr.dtype.element_ty
+    unit_in = units < G
+    w_rows = NUMBER * G + units
+    of_x = _product(
+        x_rows,
+        row_in,
+        weight_ih_ptr + w_rows * H,
+        unit_in,
+        H,
+        BLOCK_B,
+        BLOCK_G,
+        BLOCK_K,
+    )
+    of_h = _product(
+        h_rows,
+        row_in,
+        weight_hh_ptr + w_rows * G,
+        unit_in,
+        G,
+        BLOCK_B,
+        BLOCK_G,
+        BLOCK_K,
+    )
+    return of_x.to(dtype).to(tl.float32), of_h.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _is_idle(todo_ptr, CONDITIONAL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Whether there is nothing to do."""
     idle = False
@@ -166,59 +208,20 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
     h_rows = state_ptr + rows.to(tl.int64) * state_stride
     dtype = state_ptr.dtype.element_ty
 
-    reset_x = _product(
-        x_rows, row_in, weight_ih_ptr + units * H, unit_in, H, BLOCK_B, BLOCK_G, BLOCK_K
-    )
-    reset_h = _product(
-        h_rows, row_in, weight_hh_ptr + units * G, unit_in, G, BLOCK_B, BLOCK_G, BLOCK_K
-    )
-    reset = _sigmoid(
-        reset_x.to(dtype).to(tl.float32) + reset_h.to(dtype).to(tl.float32)
-    )
-    update_x = _product(
-        x_rows,
-        row_in,
-        weight_ih_ptr + (G + units) * H,
-        unit_in,
-        H,
-        BLOCK_B,
-        BLOCK_G,
-        BLOCK_K,
-    )
-    update_h = _product(
-        h_rows,
-        row_in,
-        weight_hh_ptr + (G + units) * G,
-        unit_in,
-        G,
-        BLOCK_B,
-        BLOCK_G,
-        BLOCK_K,
-    )
-    update = _sigmoid(
-        update_x.to(dtype).to(tl.float32) + update_h.to(dtype).to(tl.float32)
-    )
-    new_x = _product(
-        x_rows,
-        row_in,
-        weight_ih_ptr + (2 * G + units) * H,
-        unit_in,
-        H,
-        BLOCK_B,
-        BLOCK_G,
-        BLOCK_K,
-    )
-    new_h = _product(
-        h_rows,
-        row_in,
-        weight_hh_ptr + (2 * G + units) * G,
-        unit_in,
-        G,
-        BLOCK_B,
-        BLOCK_G,
-        BLOCK_K,
-    )
-    new = _tanh(new_x.to(dtype).to(tl.float32) + reset * new_h.to(dtype).to(tl.float32))
+    reset_x, reset_h = _gate(
+        0, x_rows, h_rows, row_in, weight_ih_ptr, weight_hh_ptr, units,
+        H, G, BLOCK_B, BLOCK_G, BLOCK_K,
+    )  # fmt: skip
+    update_x, update_h = _gate(
+        1, x_rows, h_rows, row_in, weight_ih_ptr, weight_hh_ptr, units,
+        H, G, BLOCK_B, BLOCK_G, BLOCK_K,
+    )  # fmt: skip
+    new_x, new_h = _gate(
+        2, x_rows, h_rows, row_in, weight_ih_ptr, weight_hh_ptr, units,
+        H, G, BLOCK_B, BLOCK_G, BLOCK_K,
+    )  # fmt: skip
+    update = _sigmoid(update_x + update_h)
+    new = _tanh(new_x + _sigmoid(reset_x + reset_h) * new_h)
     inside = row_in[:, None] & unit_in[None, :]
     before = tl.load(h_rows[:, None] + units[None, :], mask=inside, other=0).to(
         tl.float32

@@ -40,8 +40,9 @@ from vllm_domino.checkpoint import (
 )
 from vllm_domino.config import Drafting, num_query_rows
 from vllm_domino.head import DominoHead, Embed, HeadShape, Pick, rollout
+from vllm_domino.head_mode import make_rollout
 from vllm_domino.makers import BY_NAME
-from vllm_domino.rollouts import Rollout, make_rollout
+from vllm_domino.rollouts import Rollout
 from vllm_domino.steps import Steps
 
 logger = logging.getLogger("vllm.domino")

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 
 from vllm_domino.vocabulary import Best
 
+# SGLang's pool; and what is enough to guess from, a wrong guess being found out.
+POOL, GUESSES = 2048, 512
+
 
 class Block(Protocol):
     """The positions of B blocks."""
 
-    def uncorrected(self, position: int) -> Best:
-        """The likeliest token of the base logits, value and id, each (B,)."""
-        ...
-
-    def corrected(self, position: int, inner: torch.Tensor) -> Best:
-        """The likeliest token of base + W2 c, for c: (B, E)."""
+    def best(self, position: int, inner: torch.Tensor | None) -> Best:
+        """The likeliest token of base + W2 c, for c: (B, E), value and id, each (B,);
+        of the base logits, which stay uncorrected, if there is no c."""
         ...
 
 
@@ -45,11 +45,11 @@ class _DenseBlock:
         self.weight = weight
         self.base_logits = base_logits.unbind(1)
 
-    def uncorrected(self, position: int) -> Best:
-        return _best(self.base_logits[position])
-
-    def corrected(self, position: int, inner: torch.Tensor) -> Best:
-        return _best(self.base_logits[position] + F.linear(inner, self.weight))
+    def best(self, position: int, inner: torch.Tensor | None) -> Best:
+        logits = self.base_logits[position]
+        if inner is not None:
+            logits = logits + F.linear(inner, self.weight)
+        return _best(logits)
 
 
 class Pool:
@@ -131,10 +131,9 @@ class PoolBlock:
         mine = (self.base_logits, self.logits, self.weight, self.pool)
         return PoolBlock(*(tensor[requests] for tensor in mine))
 
-    def uncorrected(self, position: int) -> Best:
-        return _best(self.base_logits[:, position])
-
-    def corrected(self, position: int, inner: torch.Tensor) -> Best:
+    def best(self, position: int, inner: torch.Tensor | None) -> Best:
+        if inner is None:
+            return _best(self.base_logits[:, position])
         delta = torch.bmm(self.weight, inner[:, :, None]).squeeze(-1)
         values, places = _best(self.logits[:, position] + delta)
         return values, self.pool.gather(-1, places[:, None]).squeeze(-1)

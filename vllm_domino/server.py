@@ -20,13 +20,19 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.5
 _LOG_TAIL = 3000  # characters of the log that an error shows
-_SPEC_DECODE = "vllm:spec_decode_"
+# What vLLM calls its counters of speculative decoding.
+SPEC_DECODE = "vllm:spec_decode_"
 # Counters by draft position are named so, with the position behind.
 ACCEPTED_AT = "num_accepted_tokens_per_pos."
 
 
 class ServerError(RuntimeError):
     """The server ended, or did not come up in time; the message holds its log's end."""
+
+
+def end_of_log(log: Path) -> str:
+    """For an error's message."""
+    return f"the end of its log ({log}):\n{log.read_text()[-_LOG_TAIL:]}"
 
 
 class VllmServer:
@@ -81,8 +87,8 @@ class VllmServer:
         """Whether it answers; raises ``ServerError`` if it has ended."""
         if self.process.poll() is not None:
             raise ServerError(
-                f"vllm serve ended with status {self.process.returncode}; the end of "
-                f"its log ({self.log}):\n{self.log.read_text()[-_LOG_TAIL:]}"
+                f"vllm serve ended with status {self.process.returncode}; "
+                f"{end_of_log(self.log)}"
             )
         try:
             return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
@@ -105,12 +111,12 @@ class VllmServer:
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
         counters: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
-            if not family.name.startswith(_SPEC_DECODE):
+            if not family.name.startswith(SPEC_DECODE):
                 continue
             for sample in family.samples:
                 if not sample.name.endswith("_total"):
                     continue
-                name = family.name.removeprefix(_SPEC_DECODE)
+                name = family.name.removeprefix(SPEC_DECODE)
                 if "position" in sample.labels:
                     name += f".{sample.labels['position']}"
                 counters[name] = counters.get(name, 0.0) + sample.value

@@ -102,13 +102,9 @@ class Steps:
 
     def start(self, bonus: torch.Tensor, gates: torch.Tensor | None = None) -> State:
         """The state after the bonus token (B,); gates as in ``advance``."""
-        zeros = self.zeros(len(bonus))
-        recurrent = zeros.new_zeros(len(bonus), 3 * zeros.shape[1])
-        return self.advance(bonus, State(zeros, recurrent), gates)
-
-    def zeros(self, num_reqs: int) -> torch.Tensor:
-        """The state before any token: (B, G)."""
-        return self.vocab.new_zeros(num_reqs, self.gru_weights[1].shape[1])
+        gates_width, width = self.gru_weights[1].shape
+        zeros = self.vocab.new_zeros(len(bonus), gates_width)
+        return self.advance(bonus, State(zeros[:, :width].contiguous(), zeros), gates)
 
     def foresee(self, bonus: torch.Tensor, tokens: torch.Tensor) -> Foreseen | None:
         """Works out ahead what ``advance`` needs of the bonus token (B,), and of tokens

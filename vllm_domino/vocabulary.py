@@ -5,8 +5,6 @@ W2 is taken a part at a time, so that a part's scores are used while they are st
 a cache, and V scores a row are never all there at once.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from vllm_domino.linear import linear
@@ -19,14 +17,6 @@ Best = tuple[torch.Tensor, torch.Tensor]
 # with many rows, smaller parts half as long again with few.
 _PART = 32768
 _ROWS = 128
-
-
-class _Rows(NamedTuple):
-    """Rows to be scored, and the best that was found for each so far."""
-
-    inner: torch.Tensor  # (N, E)
-    values: torch.Tensor  # (N,)
-    ids: torch.Tensor  # (N,); -1 where nothing was found
 
 
 class Vocabulary:
@@ -71,37 +61,36 @@ class Vocabulary:
         guess: Best | None,
         tame: bool = False,
     ) -> Best:
-        rows = inner.flatten(0, 1)
+        shape, rows = inner.shape[:2], inner.flatten(0, 1)
         # A score enters if it is as high as the guess's, or higher than one that did.
         if guess is None:
             values = rows.new_full((len(rows),), -torch.inf)
-            guesses = None
+            guesses = torch.empty(0, dtype=torch.int64)
         else:
             values, guesses = guess[0].flatten().clone(), guess[1].flatten()
         ids = torch.full((len(rows),), -1, dtype=torch.int64)
-        known = _Rows(rows, values, ids)
         # They only rise.
         tame = tame and bool((values > 0).all())
         for start, part in self._parts:
             scores = part(rows)
-            by_request = scores.view(*inner.shape[:2], -1)
+            by_request = scores.view(*shape, -1)
             by_request += base[..., start : start + scores.shape[-1]]
-            _compare(scores, start, known, guesses, tame)
+            _compare(scores, start, (values, ids), guesses, tame)
         missed = (ids < 0).nonzero().squeeze(-1)
         if len(missed):
             # What the guess was said to score is above every score.
-            request, position = missed // inner.shape[1], missed % inner.shape[1]
+            request, position = missed // shape[1], missed % shape[1]
             base, rest = (t[request, position][:, None] for t in (base, inner))
             again = self._best(base, rest, None)
             values[missed], ids[missed] = again[0].flatten(), again[1].flatten()
-        return values.view(inner.shape[:2]), ids.view(inner.shape[:2])
+        return values.view(shape), ids.view(shape)
 
 
 def _compare(
     scores: torch.Tensor,
     start: int,
-    known: _Rows,
-    guesses: torch.Tensor | None,
+    known: Best,
+    guesses: torch.Tensor,
     tame: bool,
 ) -> None:
     """Takes in what is best in a part, (N, part) scores of the tokens from ``start``.
@@ -110,24 +99,25 @@ def _compare(
     high as they are, and none has to be looked for.
 
     Args:
+        known: (N,) the best values and ids so far; the id -1 where there is none.
+        guesses: (N,) ids, or none.
         tame: Whether all scores are numbers and all values above 0.
     """
-    if guesses is None:
-        guesses = torch.empty(0, dtype=torch.int64)
+    values, ids = known
     inside = (guesses >= start) & (guesses < start + scores.shape[-1])
     places = inside.nonzero().squeeze(-1)
     at = guesses[places] - start
     scored = scores[places, at]
     scores[places, at] = -torch.inf
     # What is not a number is less than nothing, and is looked at.
-    candidates = (_highest(scores, tame) < known.values).logical_not_()
+    candidates = (_highest(scores, tame) < values).logical_not_()
     if candidates.any():
         scores[places, at] = scored
         _enter(scores, start, candidates.nonzero().squeeze(-1), known)
-    before = known.values[places]
-    enters = (scored > before) | ((known.ids[places] < 0) & (scored == before))
+    before = values[places]
+    enters = (scored > before) | ((ids[places] < 0) & (scored == before))
     places, scored = places[enters], scored[enters]
-    known.values[places], known.ids[places] = scored, guesses[places]
+    values[places], ids[places] = scored, guesses[places]
 
 
 def _highest(scores: torch.Tensor, tame: bool) -> torch.Tensor:
@@ -139,14 +129,13 @@ def _highest(scores: torch.Tensor, tame: bool) -> torch.Tensor:
     return scores.view(torch.int16).amax(dim=-1).view(torch.bfloat16)
 
 
-def _enter(
-    scores: torch.Tensor, start: int, places: torch.Tensor, known: _Rows
-) -> None:
+def _enter(scores: torch.Tensor, start: int, places: torch.Tensor, known: Best) -> None:
     """Takes in these rows' best where it beats what came before it."""
+    values, ids = known
     found, at = scores[places].max(dim=-1)
-    before = known.values[places]
+    before = values[places]
     beats = (found <= before).logical_not_() & ~before.isnan()
-    enters = (known.ids[places] < 0) | beats
+    enters = (ids[places] < 0) | beats
     places = places[enters]
-    known.values[places] = found[enters]
-    known.ids[places] = at[enters] + start
+    values[places] = found[enters]
+    ids[places] = at[enters] + start

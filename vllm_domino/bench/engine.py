@@ -22,8 +22,7 @@ import torch
 from vllm import LLM, SamplingParams
 
 from vllm_domino.launch import engine_settings
-
-_SPEC_DECODE = "vllm:spec_decode_"
+from vllm_domino.server import SPEC_DECODE
 
 
 class Clock:
@@ -77,6 +76,12 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def model_runner(llm: LLM) -> Any:
+    """vLLM's, of an engine whose core runs in this process."""
+    core: Any = llm.llm_engine.engine_core
+    return core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def run(llm: LLM, clock: Clock, job: dict[str, Any]) -> dict[str, Any]:
     """Answers prompts, so many at once, and says what it took."""
     sampling = SamplingParams(
@@ -112,9 +117,9 @@ def counters(llm: LLM) -> dict[str, float]:
     """vLLM's speculative-decoding counters; those by position with it behind a dot."""
     found: dict[str, float] = {}
     for metric in llm.get_metrics():
-        if not metric.name.startswith(_SPEC_DECODE):
+        if not metric.name.startswith(SPEC_DECODE):
             continue
-        name = metric.name.removeprefix(_SPEC_DECODE)
+        name = metric.name.removeprefix(SPEC_DECODE)
         if hasattr(metric, "values"):
             found |= {f"{name}.{i}": value for i, value in enumerate(metric.values)}
         else:
@@ -130,9 +135,7 @@ def main() -> None:
         speculative_config=wanted["speculative_config"],
         disable_log_stats=False,
     )
-    core: Any = llm.llm_engine.engine_core
-    runner = core.engine_core.model_executor.driver_worker.worker.model_runner
-    clock = Clock(runner)
+    clock = Clock(model_runner(llm))
     with os.fdopen(int(descriptor), "w", buffering=1) as answers:
         answers.write(json.dumps({"ready": True}) + "\n")
         for line in sys.stdin:

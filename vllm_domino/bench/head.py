@@ -32,8 +32,9 @@ from vllm_domino.bench.head_case import (
     weight_bytes,
 )
 from vllm_domino.errors import DraftConfigError
-from vllm_domino.rollouts import GUESSES, Exact, Rollout, StepByStep, foresees
-from vllm_domino.scoring import Dense, Pool
+from vllm_domino.exact import Exact, foresees
+from vllm_domino.rollouts import Rollout, StepByStep
+from vllm_domino.scoring import GUESSES, Dense, Pool
 from vllm_domino.steps import Steps
 
 LM_HEAD = "lm_head alone"

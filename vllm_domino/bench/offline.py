@@ -11,29 +11,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from vllm_domino.bench.methods import Method
 from vllm_domino.bench.prompts import rendered
-from vllm_domino.bench.result import (
-    Report,
-    Row,
-    Run,
-    machine,
-    percentiles,
-    same_outputs,
-)
-from vllm_domino.bench.work import Work, arguments
+from vllm_domino.bench.result import Collected, Report, Run, percentiles
+from vllm_domino.bench.work import Work, arguments, report_of
 from vllm_domino.errors import DominoError
+from vllm_domino.server import ACCEPTED_AT, end_of_log
 
 _STOP_TIMEOUT_S = 60.0
-_LOG_TAIL = 3000  # characters of the log that an error shows
 # Prompts that are answered before the first round, untimed.
 _WARM_UP = 2
 
@@ -64,25 +56,16 @@ class Engine:
         os.close(theirs)
         self._answers = os.fdopen(mine)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Lets it end, once it has done what it was asked."""
         assert self._process.stdin is not None
-        self._answers.close()
-        if kind is not None:
-            self._process.terminate()
-        self._process.stdin.close()  # the end of its work
+        self._process.stdin.close()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._answers.close()
 
     def answer(self) -> dict[str, Any]:
         """What it says next."""
@@ -90,8 +73,8 @@ class Engine:
         if not line:
             status = self._process.wait()
             raise EngineError(
-                f"the engine for {self.method.name} ended with status {status}; the "
-                f"end of its log ({self._log}):\n{self._log.read_text()[-_LOG_TAIL:]}"
+                f"the engine for {self.method.name} ended with status {status}; "
+                f"{end_of_log(self._log)}"
             )
         found: dict[str, Any] = json.loads(line)
         return found
@@ -124,8 +107,7 @@ def run(
         "temperature": work.temperature,
         "ignore_eos": work.ignore_eos,
     }
-    runs: dict[tuple[str, int], list[Run]] = {}
-    outputs: dict[str, list[list[int]]] = {}
+    collected = Collected()
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
         task = progress.add_task("engines start", total=len(methods))
         engines = []
@@ -136,7 +118,8 @@ def run(
                 "arguments": arguments(work, len(methods)),
                 "speculative_config": method.config,
             }
-            engines.append(stack.enter_context(Engine(method, settings, log)))
+            engine = Engine(method, settings, log)
+            engines.append(stack.enter_context(closing(engine)))
             # One after the other: each measures the memory that is left.
             engines[-1].answer()
             progress.advance(task)
@@ -145,22 +128,14 @@ def run(
             for engine in engines:
                 found = engine.ask(job | {"prompts": prompts, "at_once": at_once})
                 if keep:
-                    name = engine.method.name
-                    runs.setdefault((name, at_once), []).append(_run(found))
-                    outputs.setdefault(name, found["tokens"])
+                    name, tokens = engine.method.name, found["tokens"]
+                    collected.add(name, at_once, _run(found), tokens)
                 progress.advance(task)
 
         rounds = (1 + work.repeats) * len(work.at_once) * len(engines)
         task = progress.add_task("rounds", total=rounds)
         _rounds(work, ids, turn)
-    same = same_outputs(outputs) if work.temperature == 0 else {}
-    rows = [
-        Row(method.name, at_once, runs[method.name, at_once])
-        for at_once in work.at_once
-        for method in methods
-    ]
-    count = len(work.prompts)
-    return Report(command, work.target, prompts, machine(), rows, count, same)
+    return report_of(work, prompts, command, collected)
 
 
 def _rounds(
@@ -178,9 +153,7 @@ def _rounds(
 def _run(found: dict[str, Any]) -> Run:
     counters = found["counters"]
     steps = found["split"].pop("steps")
-    positions = [
-        name for name in counters if name.startswith("num_accepted_tokens_per")
-    ]
+    positions = [name for name in counters if name.startswith(ACCEPTED_AT)]
     return Run(
         tokens_per_s=sum(map(len, found["tokens"])) / found["seconds"],
         ttft=percentiles(found["ttft"]),

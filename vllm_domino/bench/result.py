@@ -112,16 +112,35 @@ class Report:
         return asdict(self) | {"rows": rows}
 
 
-def same_outputs(outputs: dict[str, list[Any]]) -> dict[str, int]:
-    """How many of each method's outputs are plain decoding's."""
-    plain = outputs.get(PLAIN)
-    if plain is None:
-        return {}
-    return {
-        method: sum(a == b for a, b in zip(mine, plain, strict=True))
-        for method, mine in outputs.items()
-        if method != PLAIN
-    }
+@dataclass
+class Collected:
+    """What methods did, as their runs end.
+
+    Attributes:
+        outputs: Each method's answers, of its first run.
+    """
+
+    runs: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, method: str, at_once: int, run: Run, outputs: list[Any]) -> None:
+        self.runs.setdefault((method, at_once), []).append(run)
+        self.outputs.setdefault(method, outputs)
+
+    def rows(self) -> list[Row]:
+        """In the order in which they first came."""
+        return [Row(*name, runs) for name, runs in self.runs.items()]
+
+    def same_outputs(self) -> dict[str, int]:
+        """How many of each method's outputs are plain decoding's."""
+        plain = self.outputs.get(PLAIN)
+        if plain is None:
+            return {}
+        return {
+            method: sum(a == b for a, b in zip(mine, plain, strict=True))
+            for method, mine in self.outputs.items()
+            if method != PLAIN
+        }
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

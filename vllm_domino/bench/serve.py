@@ -15,8 +15,8 @@ from rich.progress import Progress
 
 from vllm_domino.bench.methods import Method
 from vllm_domino.bench.prompts import rendered
-from vllm_domino.bench.result import Report, Row, Run, machine, same_outputs
-from vllm_domino.bench.work import Work, arguments
+from vllm_domino.bench.result import Collected, Report, Run
+from vllm_domino.bench.work import Work, arguments, report_of
 from vllm_domino.errors import DominoError
 from vllm_domino.server import VllmServer
 
@@ -44,8 +44,7 @@ def run(
     questions = folder / "prompts.jsonl"
     asked = rendered(work.prompts, AutoTokenizer.from_pretrained(work.target))
     questions.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in asked))
-    texts: dict[str, list[str]] = {}
-    runs: dict[tuple[str, int], list[Run]] = {}
+    collected = Collected()
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
         task = progress.add_task("servers start", total=len(methods))
         servers = []
@@ -71,16 +70,10 @@ def run(
                     count = len(asked) if repeat else min(at_once, len(asked))
                     found = _ask(server, work, questions, count, at_once, file)
                     if repeat:
-                        runs.setdefault((method.name, at_once), []).append(_run(found))
-                        texts.setdefault(method.name, found["generated_texts"])
+                        texts = found["generated_texts"]
+                        collected.add(method.name, at_once, _run(found), texts)
                     progress.advance(task)
-    rows = [
-        Row(method.name, at_once, runs[method.name, at_once])
-        for at_once in work.at_once
-        for method in methods
-    ]
-    same = same_outputs(texts) if work.temperature == 0 else {}
-    return Report(command, work.target, prompts, machine(), rows, len(asked), same)
+    return report_of(work, prompts, command, collected)
 
 
 def _ask(

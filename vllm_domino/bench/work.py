@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 
 from vllm_domino.bench.prompts import Messages
+from vllm_domino.bench.result import Collected, Report, machine
 from vllm_domino.launch import refuse_ours
 
 
@@ -33,3 +34,21 @@ def arguments(work: Work, engines: int) -> list[str]:
     ours += ["--no-enable-prefix-caching"]
     ours += ["--gpu-memory-utilization", str(round(0.9 / engines, 3))]
     return [*ours, *work.arguments]
+
+
+def report_of(work: Work, prompts: str, command: str, collected: Collected) -> Report:
+    """
+    Args:
+        prompts: What the prompts are called.
+        command: What was typed.
+    """
+    return Report(
+        command,
+        work.target,
+        prompts,
+        machine(),
+        collected.rows(),
+        len(work.prompts),
+        # Sampled outputs differ by chance.
+        collected.same_outputs() if work.temperature == 0 else {},
+    )

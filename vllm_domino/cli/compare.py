@@ -3,7 +3,7 @@
 
 import shlex
 import sys
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +13,6 @@ from rich.console import Console
 from vllm_domino.cli.common import PASSES_ON, refusals, require_folders
 
 if TYPE_CHECKING:
-    from vllm_domino.bench.methods import Method
-    from vllm_domino.bench.prompts import Messages
     from vllm_domino.bench.result import Report
 
 app = typer.Typer()
@@ -69,38 +67,6 @@ MarkdownFile = Annotated[
 ]
 
 
-@dataclass
-class _Asked:
-    """What both commands read from their options."""
-
-    methods: "list[Method]"
-    prompts: "list[Messages]"
-    named: str
-
-
-def _asked(
-    names: list[str] | None,
-    draft: str | None,
-    dflash: str | None,
-    num_drafts: list[int] | None,
-    prompts: str,
-    num_prompts: int | None,
-    seed: int,
-) -> _Asked:
-    from vllm_domino.bench.methods import Choice
-    from vllm_domino.bench.prompts import load_prompts
-
-    usual = ["none", "ngram", *(["dflash"] if dflash else []), "domino"]
-    choice = Choice(names or usual, draft, dflash, tuple(num_drafts or ()))
-    found = load_prompts(prompts, num_prompts, seed)
-    drawn = f" drawn with seed {seed}" if num_prompts else ""
-    return _Asked(choice.methods(), found, f"{prompts}, {len(found)} prompts{drawn}")
-
-
-def _command() -> str:
-    return shlex.join(["vllm-domino", *sys.argv[1:]])
-
-
 def _tell(
     console: Console,
     report: "Report",
@@ -120,61 +86,22 @@ def _tell(
 
 
 @app.command(
+    "offline",
     context_settings=PASSES_ON,
+    help="Compare methods through vLLM's `LLM`: speed, latency, acceptance, time split."
+    "\n\nArguments that are not listed here are the engine's, as for `vllm serve`.",
     epilog="Example: vllm-domino bench offline Qwen/Qwen3-8B --draft "
     "Huang2020/Qwen3-8B-Domino-b16 --prompts gsm8k --num-prompts 64",
 )
-def offline(
-    context: typer.Context,
-    target: Target,
-    method: MethodOption = None,
-    draft: DraftOption = None,
-    dflash: DflashOption = None,
-    num_drafts: Drafts = None,
-    prompts: Prompts = "humaneval",
-    num_prompts: NumPrompts = None,
-    at_once: AtOnce = None,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0,
-    ignore_eos: IgnoreEos = False,
-    repeats: Repeats = 3,
-    seed: Seed = 0,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
-    """Compare methods through vLLM's `LLM`: speed, latency, acceptance, time split.
-
-    Arguments that are not listed here are the engine's, as for `vllm serve`.
-    """
-    from vllm_domino.bench import offline as bench
-    from vllm_domino.bench.work import Work
-    from vllm_domino.config_file import require_model
-
-    console = Console()
-    with refusals(console):
-        require_folders(json_file, markdown_file)
-        require_model(target)
-        asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
-        work = Work(
-            target,
-            asked.prompts,
-            at_once or [1, 8],
-            max_tokens,
-            temperature,
-            ignore_eos,
-            repeats,
-            context.args,
-        )
-        report = bench.run(console, work, asked.methods, asked.named, _command())
-        _tell(console, report, json_file, markdown_file)
-
-
 @app.command(
+    "serve",
     context_settings=PASSES_ON,
+    help="Compare methods through `vllm serve` and `vllm bench serve`."
+    "\n\nArguments that are not listed here go to `vllm serve` as they are.",
     epilog="Example: vllm-domino bench serve Qwen/Qwen3-8B --draft "
     "Huang2020/Qwen3-8B-Domino-b16 --prompts mt-bench",
 )
-def serve(
+def compare(
     context: typer.Context,
     target: Target,
     method: MethodOption = None,
@@ -192,11 +119,8 @@ def serve(
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
-    """Compare methods through `vllm serve` and `vllm bench serve`.
-
-    Arguments that are not listed here go to `vllm serve` as they are.
-    """
-    from vllm_domino.bench import serve as bench
+    from vllm_domino.bench.methods import Choice
+    from vllm_domino.bench.prompts import load_prompts
     from vllm_domino.bench.work import Work
     from vllm_domino.config_file import require_model
 
@@ -204,10 +128,13 @@ def serve(
     with refusals(console):
         require_folders(json_file, markdown_file)
         require_model(target)
-        asked = _asked(method, draft, dflash, num_drafts, prompts, num_prompts, seed)
+        usual = ["none", "ngram", *(["dflash"] if dflash else []), "domino"]
+        choice = Choice(method or usual, draft, dflash, tuple(num_drafts or ()))
+        asked = load_prompts(prompts, num_prompts, seed)
+        methods = choice.methods()
         work = Work(
             target,
-            asked.prompts,
+            asked,
             at_once or [1, 8],
             max_tokens,
             temperature,
@@ -215,5 +142,9 @@ def serve(
             repeats,
             context.args,
         )
-        report = bench.run(console, work, asked.methods, asked.named, _command())
+        drawn = f" drawn with seed {seed}" if num_prompts else ""
+        named = f"{prompts}, {len(asked)} prompts{drawn}"
+        typed = shlex.join(["vllm-domino", *sys.argv[1:]])
+        bench = import_module(f"vllm_domino.bench.{context.command.name}")
+        report = bench.run(console, work, methods, named, typed)
         _tell(console, report, json_file, markdown_file)
