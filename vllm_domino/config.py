@@ -38,13 +38,14 @@ class RuntimeConfig(BaseModel):
         '"trained" (as many as in training, of which the first are used) or "short" '
         "(as many as are needed).",
     )
-    head: HeadMode = Field(
-        default="dense",
+    head: HeadMode | None = Field(
+        default=None,
         description='How greedy drafts find the likeliest token: "dense" scores the '
         'whole vocabulary position by position, "exact" guesses a block and checks it '
         'at once, for the same tokens, "pool" only the pool_size likeliest before '
-        'correction, which may draft others, "fused" is dense in Triton kernels, for a '
-        "GPU.",
+        'correction, which may draft others, "fused" is dense in fewer, larger '
+        "kernels. Left out: what is known to be the fastest of those that draft what "
+        "dense does.",
     )
     pool_size: StrictInt | None = Field(
         default=None,

@@ -240,8 +240,9 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
     from vllm.platforms import current_platform
 
     settings, runtime = request.settings, request.runtime
-    runs_eagerly = current_platform.is_cpu() and runtime.head == "exact"
-    if runtime.head in ("exact", "fused") and not (runs_eagerly or _has_triton()):
+    if runtime.head in ("exact", "fused") and not (
+        current_platform.is_cpu() or _has_triton()
+    ):
         raise DraftConfigError(
             f'speculative_config.head is "{runtime.head}", which needs Triton on this '
             "device, and there is none. Leave it out."

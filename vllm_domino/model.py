@@ -38,7 +38,7 @@ from vllm_domino.checkpoint import (
     check_values,
     target_token_ids,
 )
-from vllm_domino.config import Drafting, num_query_rows
+from vllm_domino.config import Drafting, HeadMode, num_query_rows
 from vllm_domino.head import DominoHead, Embed, HeadShape, Pick, rollout
 from vllm_domino.head_mode import make_rollout
 from vllm_domino.makers import BY_NAME
@@ -104,17 +104,20 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         """
         self._without_lora()
         self._captured = runner == "V2"
-        self._lay_out()
-        self._announce(runner, speculative_config)
+        mode = self._lay_out()
+        self._announce(runner, speculative_config, mode)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self) -> HeadMode:
         """What is made of the weights; made again when they are loaded again."""
         table, gates = self._table(), None
         if self.runtime.project_embeddings:
             gates = self.head.project_embeddings(self.model.embed_tokens.weight)
         steps = Steps(self.head, self._lookup(table), gates)
         alone = self._num_shards == 1 and self._target_ids is None
-        self._rollout = make_rollout(self.runtime, steps, self._captured, alone, table)
+        mode, self._rollout = make_rollout(
+            self.runtime, steps, self._captured, alone, table
+        )
+        return mode
 
     def _lookup(self, table: torch.Tensor | None) -> Embed:
         """The target's embedding, by the shortest way there is."""
@@ -130,7 +133,9 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         table: torch.Tensor = shared.weight
         return table.detach()
 
-    def _announce(self, runner: str, speculative_config: Any) -> None:
+    def _announce(
+        self, runner: str, speculative_config: Any, mode: HeadMode
+    ) -> None:
         """One line in the log that says what drafts, and how."""
         if get_tensor_model_parallel_rank() > 0:
             return
@@ -144,7 +149,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
             self.draft_config.block_size,
             speculative_config.num_speculative_tokens,
             runner,
-            self.runtime.head,
+            mode,
             self.draft_config.drafted_vocab,
             speculative_config.draft_sample_method,
         )
