@@ -257,7 +257,7 @@ def test_a_pool_picks_the_best_of_its_own(vocab: int, tied: bool) -> None:
 @pytest.mark.parametrize(
     ("runtime", "kind"),
     [
-        (RuntimeConfig(), StepByStep),
+        (RuntimeConfig(head="dense"), StepByStep),
         (RuntimeConfig(head="pool"), StepByStep),
         (RuntimeConfig(head="exact", pool_size=100), Exact),
         # As many guesses as tokens: there is nothing to check.
@@ -268,10 +268,31 @@ def test_the_rollout_that_was_asked_for(
     runtime: RuntimeConfig, kind: type[Rollout]
 ) -> None:
     blocks = Blocks()
-    found = make_rollout(runtime, blocks.steps, captured=False, alone=True)
+    _, found = make_rollout(runtime, blocks.steps, captured=False, alone=True)
     assert type(found) is kind
     if runtime.head != "pool":
         assert torch.equal(blocks.drafts(found), blocks.reference())
+
+
+@pytest.mark.parametrize(
+    ("captured", "dtype", "bottleneck", "mode"),
+    [
+        (False, torch.bfloat16, 512, "exact"),
+        (False, torch.bfloat16, 8, "dense"),
+        (False, torch.float32, 512, "dense"),
+        (True, torch.bfloat16, 512, "dense"),
+    ],
+)
+def test_what_is_fastest_where_nothing_was_chosen(
+    captured: bool, dtype: torch.dtype, bottleneck: int, mode: str
+) -> None:
+    shape = SHAPE._replace(emb_dim=bottleneck, vocab_size=40_000)
+    blocks = Blocks(num_reqs=2, num_drafts=3, dtype=dtype, shape=shape)
+    found, by = make_rollout(
+        RuntimeConfig(), blocks.steps, captured, True, blocks.table
+    )
+    assert found == mode
+    assert torch.equal(blocks.drafts(by), blocks.reference())
 
 
 def test_parts_smaller_than_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

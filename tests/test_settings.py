@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines import domino_job, run_engine
+from tests.engines import PAIRS, Pair, domino_job, run_engine
 from tests.features import PAIR
 from tests.reference import Reference
-from tests.support import not_run
 
 pytestmark = [pytest.mark.engine]
 
@@ -21,19 +20,19 @@ RUNNERS = ["v1", pytest.param("v2", marks=pytest.mark.slow)]
 SLOW = pytest.mark.slow
 
 
-def golden_job(**extra: Any) -> dict[str, Any]:
+def golden_job(pair: Pair = PAIR, **extra: Any) -> dict[str, Any]:
     job = domino_job(
-        PAIR.target, PAIR.draft, [PAIR.prompts], PAIR.golden["max_tokens"], **extra
+        pair.target, pair.draft, [pair.prompts], pair.golden["max_tokens"], **extra
     )
     return job | {"record": False}
 
 
-def assert_golden(result: dict[str, Any]) -> None:
-    assert result["batches"][0] == PAIR.golden["outputs"]
-    counters = result["counters"]
-    assert counters["num_drafts"] == PAIR.golden["drafts"]
-    assert counters["num_accepted_tokens"] == PAIR.golden["accepted"]
-    assert counters["num_accepted_tokens_per_pos"] == PAIR.golden["accepted_per_pos"]
+def assert_golden(result: dict[str, Any], pair: Pair = PAIR) -> None:
+    golden, counters = pair.golden, result["counters"]
+    assert result["batches"][0] == golden["outputs"]
+    assert counters["num_drafts"] == golden["drafts"]
+    assert counters["num_accepted_tokens"] == golden["accepted"]
+    assert counters["num_accepted_tokens_per_pos"] == golden["accepted_per_pos"]
 
 
 @pytest.mark.slow
@@ -87,23 +86,19 @@ def test_outputs_are_golden_where_drafts_are_cut_or_lost(
     assert compared > 200
 
 
-not_run("head: fused", "v1", "for GPUs, whose runner is V2")
-
-
 @pytest.mark.support(param="feature")
 @pytest.mark.parametrize(
     ("feature", "settings", "runner"),
     [
-        # Few enough that many guesses are wrong.
-        ("head: exact", {"head": "exact", "pool_size": 4}, "v1"),
+        # What V1 does on a CPU unless asked otherwise is "fused".
+        ("head: dense", {"head": "dense"}, "v1"),
+        ("head: fused", {"head": "fused"}, "v1"),
         ("head: pool", {"head": "pool", "pool_size": 288}, "v1"),
         pytest.param(
             "head: pool", {"head": "pool", "pool_size": 288}, "v2", marks=SLOW
         ),
         pytest.param("head: fused", {"head": "fused"}, "v2", marks=SLOW),
-        pytest.param(
-            "head: exact", {"head": "exact", "pool_size": 4}, "v2", marks=SLOW
-        ),
+        pytest.param("head: dense", {"head": "dense"}, "v2", marks=SLOW),
         ("project_embeddings", {"project_embeddings": True}, "v1"),
         pytest.param(
             "project_embeddings",
@@ -118,6 +113,15 @@ def test_a_faster_head_drafts_the_same(
 ) -> None:
     # Every block of the pair: the counters are those of the golden drafts.
     assert_golden(run_engine(golden_job(settings=settings), runner))
+
+
+@pytest.mark.support("head: exact")
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.folder.name)
+def test_an_exact_head_drafts_the_same(pair: Pair, runner: str) -> None:
+    # Few enough that many guesses are wrong.
+    settings = {"head": "exact", "pool_size": 4}
+    assert_golden(run_engine(golden_job(pair, settings=settings), runner), pair)
 
 
 @pytest.mark.slow

@@ -59,5 +59,6 @@ def make_rollout(
 
 
 def _is_large(steps: Steps) -> bool:
-    """Whether ``exact``, of those that draft dense's tokens, is the fastest on a CPU."""
-    return steps.vocab.dtype == torch.bfloat16 and steps.vocab.nbytes >= _LARGE_BYTES
+    """Whether ``exact`` is the fastest, on a CPU, of those that draft dense's tokens."""
+    size: int = steps.vocab.nbytes
+    return steps.vocab.dtype == torch.bfloat16 and size >= _LARGE_BYTES

@@ -133,9 +133,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
         table: torch.Tensor = shared.weight
         return table.detach()
 
-    def _announce(
-        self, runner: str, speculative_config: Any, mode: HeadMode
-    ) -> None:
+    def _announce(self, runner: str, speculative_config: Any, mode: HeadMode) -> None:
         """One line in the log that says what drafts, and how."""
         if get_tensor_model_parallel_rank() > 0:
             return
