@@ -59,6 +59,6 @@ def make_rollout(
 
 
 def _is_large(steps: Steps) -> bool:
-    """Whether ``exact`` is the fastest, on a CPU, of those that draft dense's tokens."""
+    """Whether, on a CPU, ``exact`` is the fastest that drafts dense's tokens."""
     size: int = steps.vocab.nbytes
     return steps.vocab.dtype == torch.bfloat16 and size >= _LARGE_BYTES
