@@ -139,13 +139,11 @@ class Native:
         bonus = bonus.long().contiguous()
         drafts = bonus.new_empty(hidden.shape[:2])
         self._head.num_drafts = drafts.shape[1]
+        tensors = projected, base_logits, bonus, drafts
         self._draft(
-            ctypes.addressof(self._head),
-            len(drafts),
-            projected.data_ptr(),
-            base_logits.data_ptr(),
-            bonus.data_ptr(),
-            drafts.data_ptr(),
+            ctypes.byref(self._head),
+            ctypes.c_int64(len(drafts)),
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
         )
         return drafts
 
