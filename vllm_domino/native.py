@@ -53,9 +53,6 @@ def library() -> ctypes.CDLL | None:
         from torch._inductor.codecache import CppCodeCache
 
         loaded: ctypes.CDLL = CppCodeCache.load(source)
-        loaded.draft.argtypes = [ctypes.c_void_p, ctypes.c_int64] + [
-            ctypes.c_void_p
-        ] * 4
         loaded.draft.restype = None
     except Exception as error:  # a compiler fails in many ways
         reason = (str(error).splitlines() or [type(error).__name__])[0]
