@@ -34,6 +34,18 @@ def test_it_measures_and_writes_what_it_measured(tmp_path: Path) -> None:
     assert "over lm_head" in output
 
 
+def test_a_small_head_in_float32_is_drafted_natively_too(tmp_path: Path) -> None:
+    json_file = tmp_path / "head.json"
+    arguments: list[str | Path] = ["bench", "head", "--shape", "bytes4"]
+    arguments += ["--like", LIKE, "--dtype", "float32"]
+    arguments += ["--repeats", "2", "--blocks", "8"]
+    status, output = command(*arguments, "--json", json_file)
+    assert status == 0, output
+    (result,) = json.loads(json_file.read_text())
+    agreed = {t["mode"]: t["agrees"] for t in result["timings"]}
+    assert agreed["fused"] == agreed["exact"] == 1
+
+
 def test_the_made_matrix_is_like_the_trained_one() -> None:
     case = make_case(SIZES["bytes4"], LIKE, 0.4, torch.float32, seed=1)
     made = torch.linalg.svdvals(case.head.embed_proj[2].weight)

@@ -3,7 +3,7 @@
 
 A small head's weights stay in a core's cache, so what takes the time in torch is torch
 itself: a hundred operations a block, some microseconds each, for arithmetic of a tenth
-of that. torch's compiler halves it; this takes a fifth.
+of that. torch's compiler takes half as long as torch, this a fifth.
 
 It is compiled once a machine, in seconds, by what torch's own compiler keeps for that,
 which also knows the CPU's instructions.

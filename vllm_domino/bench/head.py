@@ -33,12 +33,13 @@ from vllm_domino.bench.head_case import (
 )
 from vllm_domino.errors import DraftConfigError
 from vllm_domino.exact import Exact, foresees
+from vllm_domino.native import Native, misfit
 from vllm_domino.rollouts import Rollout, StepByStep
 from vllm_domino.scoring import GUESSES, Dense, Pool
 from vllm_domino.steps import Steps
 
 LM_HEAD = "lm_head alone"
-DENSE, EXACT = "dense", "exact"
+DENSE, EXACT, FUSED = "dense", "exact", "fused"
 # A mode's drafts: (B, K).
 Mode = Callable[[Inputs], torch.Tensor]
 
@@ -120,6 +121,8 @@ def modes(
         "exact, embeddings projected": ours(Exact(projected, guesses)),
         f"pool of {pool_size}": ours(StepByStep(steps, Pool(steps.vocab, pool_size))),
     }
+    if misfit(steps, case.embedding) is None:
+        found[FUSED] = ours(Native(steps, case.embedding))
     if sglang is not None:
         module = load_sglang(sglang)
         gru = case.head.prefix_gru
@@ -140,6 +143,8 @@ def _reads(case: HeadCase, mode: str, num_reqs: int) -> Reads:
         return {"lm_head": 1}
     if "projected" in mode:
         return reads(case, 1, 0)
+    if mode == FUSED:
+        return reads(case, corrected, 0)
     if mode == EXACT:
         return reads(case, 1, 1 if foresees(num_reqs, drafts) else drafts)
     return reads(case, 0 if "pool" in mode else corrected, drafts)

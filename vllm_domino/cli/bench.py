@@ -2,7 +2,7 @@
 """``vllm-domino bench``: measurements, as tables, JSON and plots."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -39,6 +39,9 @@ def head(
         float, typer.Option(help="Part of positions whose winner is corrected.")
     ] = 0.4,
     pool_size: Annotated[int, typer.Option(help="Of the pools.", min=1)] = 2048,
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Of weights and logits.")
+    ] = "bfloat16",
     sglang: Annotated[
         Path | None, typer.Option(help="Where SGLang's wheel is unpacked.")
     ] = None,
@@ -61,7 +64,8 @@ def head(
                 f"--shape is {shape!r}; known are: {', '.join(SIZES)}."
             )
         with console.status("making weights"):
-            case = make_case(SIZES[shape], like, changed, torch.bfloat16, seed)
+            precision = getattr(torch, dtype)
+            case = make_case(SIZES[shape], like, changed, precision, seed)
         results = [
             bench.measure(
                 shape, case, size, repeats, blocks, sglang, pool_size, console
