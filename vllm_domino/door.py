@@ -7,7 +7,6 @@ before an engine starts: its config, whether it fits the target, and its weights
 """
 
 import logging
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -240,9 +239,8 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
     from vllm.platforms import current_platform
 
     settings, runtime = request.settings, request.runtime
-    if runtime.head in ("exact", "fused") and not (
-        current_platform.is_cpu() or _has_triton()
-    ):
+    has_kernels = current_platform.is_cpu() or find_spec("triton") is not None
+    if runtime.head in ("exact", "fused") and not has_kernels:
         raise DraftConfigError(
             f'speculative_config.head is "{runtime.head}", which needs Triton on this '
             "device, and there is none. Leave it out."
@@ -270,15 +268,6 @@ def _check_settings(request: Request, block_is_shorter: bool, ranks: int) -> Non
             'cannot follow that: set draft_block to "short", or leave '
             "num_speculative_tokens out."
         )
-
-
-def _has_triton() -> bool:
-    """A GPU has; a CPU only its interpreter, for tests."""
-    from vllm.platforms import current_platform
-
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return True
-    return not current_platform.is_cpu() and find_spec("triton") is not None
 
 
 def _num_drafts(config: DraftConfig, request: Request) -> int:

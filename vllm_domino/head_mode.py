@@ -33,32 +33,34 @@ def make_rollout(
         table: (V, H) the target's embedding, where this rank has all of it.
     """
     on_cpu = steps.vocab.device.type == "cpu" and not captured
-    mode = runtime.head or ("exact" if on_cpu and _is_large(steps) else "dense")
-    if mode == "pool":
-        return mode, StepByStep(steps, Pool(steps.vocab, runtime.pool_size or POOL))
     guesses = runtime.pool_size or GUESSES
-    if mode == "exact" and guesses < len(steps.vocab):
-        if on_cpu:
-            return mode, Exact(steps, guesses, foresees=alone)
-        # Triton may not be there where nobody asks for it.
-        from vllm_domino.fused import FusedExact, FusedSteps
-
-        return mode, FusedExact(FusedSteps(steps, table), guesses)
-    if mode == "fused" and not on_cpu:
-        from vllm_domino.fused import FusedDense, FusedSteps
-
-        return mode, StepByStep(FusedSteps(steps, table), FusedDense(steps.vocab))
-    if on_cpu and runtime.head in (None, "fused"):
+    mode = runtime.head or (_fastest_on_cpu(steps) if on_cpu else "dense")
+    if mode == "exact" and guesses >= len(steps.vocab):
+        mode = "dense"
+    if mode == "fused" and on_cpu:
         reason = misfit(steps, table) if alone else "the vocabulary is not whole"
         if reason is None:
             assert table is not None
-            return "fused", Native(steps, table)
+            return mode, Native(steps, table)
         if runtime.head is not None:
             logger.warning('Domino: head "fused" drafts as "dense": %s', reason)
-    return "dense", StepByStep(steps, Dense(steps.vocab))
+        mode = "dense"
+    if mode == "dense":
+        return mode, StepByStep(steps, Dense(steps.vocab))
+    if mode == "pool":
+        return mode, StepByStep(steps, Pool(steps.vocab, runtime.pool_size or POOL))
+    if on_cpu:
+        return mode, Exact(steps, guesses, foresees=alone)
+    # Triton may not be there where nobody asks for it.
+    from vllm_domino.fused import FusedDense, FusedExact, FusedSteps
+
+    fused = FusedSteps(steps, table)
+    if mode == "exact":
+        return mode, FusedExact(fused, guesses)
+    return mode, StepByStep(fused, FusedDense(steps.vocab))
 
 
-def _is_large(steps: Steps) -> bool:
-    """Whether, on a CPU, ``exact`` is the fastest that drafts dense's tokens."""
-    size: int = steps.vocab.nbytes
-    return steps.vocab.dtype == torch.bfloat16 and size >= _LARGE_BYTES
+def _fastest_on_cpu(steps: Steps) -> HeadMode:
+    """Of those that draft dense's tokens, where it fits."""
+    large = steps.vocab.nbytes >= _LARGE_BYTES
+    return "exact" if large and steps.vocab.dtype == torch.bfloat16 else "fused"

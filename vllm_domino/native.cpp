@@ -28,11 +28,9 @@ struct Head {
   const float* gates;   // (V, 3 G) W_ih times each token's embedding
   const float* joint;   // W_hh, and the part of W1 that multiplies the state
   const float* vocab;   // W2
-  int64_t num_drafts;
   int64_t gru;
   int64_t bottleneck;
   int64_t vocab_size;
-  int64_t joint_width;  // 3 G + E, in whole tiles
   int64_t prefix;       // leading drafts that keep their base logits
 };
 
@@ -114,10 +112,11 @@ inline void compare(
 // Drafts R blocks. projected: (R, K, E); base: (R, K, V); bonus: (R,); drafts: (R, K).
 template <int R>
 void draft_together(
-    const Head& head, const float* projected, const float* base, const int64_t* bonus,
-    int64_t* drafts) {
-  const int64_t num_drafts = head.num_drafts, gru = head.gru;
-  const int64_t width = head.bottleneck, joint_width = head.joint_width;
+    const Head& head, int64_t num_drafts, const float* projected, const float* base,
+    const int64_t* bonus, int64_t* drafts) {
+  const int64_t gru = head.gru, width = head.bottleneck;
+  // In whole tiles.
+  const int64_t joint_width = (3 * gru + width + kTile - 1) / kTile * kTile;
   std::vector<float> states(R * gru), joint(R * joint_width), inner(R * width);
   Sums<R> sums;
   for (int64_t i = 0; i < num_drafts; ++i) {
@@ -163,9 +162,8 @@ int64_t lanes() { return kLanes; }
 int64_t tile() { return kTile; }
 
 void draft(
-    const Head* head, int64_t num_reqs, const float* projected, const float* base,
-    const int64_t* bonus, int64_t* drafts) {
-  const int64_t num_drafts = head->num_drafts;
+    const Head* head, int64_t num_reqs, int64_t num_drafts, const float* projected,
+    const float* base, const int64_t* bonus, int64_t* drafts) {
 #pragma omp parallel for if (num_reqs > kTogether)
   for (int64_t first = 0; first < num_reqs; first += kTogether) {
     const int64_t count = std::min(kTogether, num_reqs - first);
@@ -174,7 +172,7 @@ void draft(
         : count == 2                 ? draft_together<2>
                                      : draft_together<1>;
     together(
-        *head, projected + first * num_drafts * head->bottleneck,
+        *head, num_drafts, projected + first * num_drafts * head->bottleneck,
         base + first * num_drafts * head->vocab_size, bonus + first,
         drafts + first * num_drafts);
   }

@@ -30,18 +30,13 @@ class _Head(ctypes.Structure):
     """``Head`` of native.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("gates", "joint", "vocab")),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "num_drafts",
-                "gru",
-                "bottleneck",
-                "vocab_size",
-                "joint_width",
-                "prefix",
-            )
-        ),
+        ("gates", ctypes.c_void_p),
+        ("joint", ctypes.c_void_p),
+        ("vocab", ctypes.c_void_p),
+        ("gru", ctypes.c_int64),
+        ("bottleneck", ctypes.c_int64),
+        ("vocab_size", ctypes.c_int64),
+        ("prefix", ctypes.c_int64),
     ]
 
 
@@ -104,22 +99,23 @@ class Native:
         assert loaded is not None
         self._draft = loaded.draft
         self.steps = steps
-        recurrent = steps.gru_weights[1]
         gates = steps.gates
         if gates is None:
             gates = steps.head.project_embeddings(table)
+        recurrent, tile = steps.gru_weights[1], loaded.tile()
         joint = torch.cat([recurrent, steps.state_weight])
-        tile = loaded.tile()
-        # The library holds their addresses.
-        self._weights = [gates.contiguous(), _tiled(joint, tile)]
-        self._weights.append(_tiled(steps.vocab, tile))
+        # Kept, for the library has no more than their addresses.
+        self._weights = (
+            gates.contiguous(),
+            _tiled(joint, tile),
+            _tiled(steps.vocab, tile),
+        )
+        vocab_size, bottleneck = steps.vocab.shape
         self._head = _Head(
             *(weight.data_ptr() for weight in self._weights),
-            0,
             recurrent.shape[1],
-            steps.vocab.shape[1],
-            len(steps.vocab),
-            -(-len(joint) // tile) * tile,
+            bottleneck,
+            vocab_size,
             steps.prefix,
         )
 
@@ -135,11 +131,10 @@ class Native:
         base_logits = base_logits.contiguous()
         bonus = bonus.long().contiguous()
         drafts = bonus.new_empty(hidden.shape[:2])
-        self._head.num_drafts = drafts.shape[1]
         tensors = projected, base_logits, bonus, drafts
         self._draft(
             ctypes.byref(self._head),
-            ctypes.c_int64(len(drafts)),
+            *(ctypes.c_int64(count) for count in drafts.shape),
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
         )
         return drafts
